@@ -1,0 +1,298 @@
+"""AttentionLayer: F(X) = sum_i softmax(X Theta_i X^T + 1 (X v_i)^T) X W_i + 1 c^T, and its canonical form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mhalearn import storage
+from mhalearn._types import Array, Float
+from mhalearn.attention import Chunk, forward, in_float64
+
+Float64 = NDArray[np.float64]
+
+# Doubles held at once while a layer is applied: 64 MiB.
+_WORKSPACE = 2**23
+
+
+class AttentionLayer:
+    """A multi-head attention layer, immutable, in float64.
+
+    theta: (m, d, d) attention (QK) matrices; w: (m, d, e) projection (OV) matrices;
+    key_vector: (m, d) or None; out_bias: (e,) or None; causal: token r sees tokens 0..r only.
+    metadata: strings that travel with the layer's file (seed, version, how it was learned).
+    seen: 64-bit hashes of the examples it was learned from, so that `certify` can refuse them.
+    """
+
+    def __init__(
+        self,
+        theta: ArrayLike,
+        w: ArrayLike,
+        key_vector: ArrayLike | None = None,
+        out_bias: ArrayLike | None = None,
+        causal: bool = False,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        seen: NDArray[np.uint64] | None = None,
+    ) -> None:
+        self.theta = _parameter("theta", theta, 3)
+        self.w = _parameter("w", w, 3)
+        m, d, d2 = self.theta.shape
+        if m == 0 or d == 0:
+            raise ValueError(f"theta has shape {self.theta.shape}: a layer has at least one head")
+        if d2 != d:
+            raise ValueError(f"theta has shape {self.theta.shape}: expected (heads, d, d)")
+        if self.w.shape[:2] != (m, d) or self.w.shape[2] == 0:
+            raise ValueError(f"w has shape {self.w.shape}: expected ({m}, {d}, e) to match theta")
+        self.key_vector = None if key_vector is None else _parameter("key_vector", key_vector, 2)
+        if self.key_vector is not None and self.key_vector.shape != (m, d):
+            raise ValueError(f"key_vector has shape {self.key_vector.shape}: expected ({m}, {d})")
+        self.out_bias = None if out_bias is None else _parameter("out_bias", out_bias, 1)
+        if self.out_bias is not None and self.out_bias.shape != self.w.shape[2:]:
+            raise ValueError(
+                f"out_bias has shape {self.out_bias.shape}: expected ({self.w.shape[2]},)"
+            )
+        self.causal = bool(causal)
+        self.metadata = dict(metadata or {})
+        self.seen = np.zeros(0, np.uint64) if seen is None else np.asarray(seen, np.uint64)
+
+    @property
+    def n_heads(self) -> int:
+        return self.theta.shape[0]
+
+    @property
+    def d(self) -> int:
+        return self.theta.shape[1]
+
+    @property
+    def out_dim(self) -> int:
+        return self.w.shape[2]
+
+    def __repr__(self) -> str:
+        extras = [
+            name
+            for name, there in [
+                ("key_vector", self.key_vector is not None),
+                ("out_bias", self.out_bias is not None),
+                ("causal", self.causal),
+            ]
+            if there
+        ]
+        shape = f"n_heads={self.n_heads}, d={self.d}, out_dim={self.out_dim}"
+        return f"AttentionLayer({', '.join([shape, *extras])})"
+
+    def replace(self, **changes: Any) -> AttentionLayer:
+        """A copy with some constructor arguments changed."""
+        kept = {
+            name: getattr(self, name)
+            for name in ("theta", "w", "key_vector", "out_bias", "causal", "metadata", "seen")
+        }
+        return AttentionLayer(**(kept | changes))
+
+    @property
+    def query_theta(self) -> Float64:
+        """(m, q, d): Theta with the key-side vector, if any, as a last row."""
+        if self.key_vector is None:
+            return self.theta
+        return np.concatenate([self.theta, self.key_vector[:, None, :]], axis=1)
+
+    @property
+    def stacked_w(self) -> Float64:
+        """(p, e): the projections one under the other, the output bias, if any, last."""
+        stacked = self.w.reshape(-1, self.out_dim)
+        return stacked if self.out_bias is None else np.vstack([stacked, self.out_bias])
+
+    @in_float64
+    def __call__(self, x: ArrayLike, lengths: ArrayLike | None = None) -> Float64:
+        """Apply the layer to X (n, k, d). Rows past an example's length are zero.
+
+        Cost: O(n m k d (d + k + e)) time; memory beside X and Y bounded by a fixed workspace.
+        """
+        tokens, lengths = check_inputs(x, self.d, lengths)
+        n, k, d = tokens.shape
+        per_example = k * (self.n_heads * (2 * k + 3 * d) + 2 * d + self.out_dim)
+        size = min(_power_of_two_above(n), max(1, _WORKSPACE // per_example))
+        theta, w = jnp.asarray(self.query_theta), jnp.asarray(self.stacked_w)
+        outputs = np.empty((n, k, self.out_dim))
+        for start in range(0, n, size):
+            part = slice(start, start + size)
+            chunk = make_chunk(
+                tokens[part],
+                lengths[part],
+                key_vector=self.key_vector is not None,
+                out_bias=self.out_bias is not None,
+                causal=self.causal,
+                size=size,
+            )
+            outputs[part] = np.asarray(_outputs(theta, w, chunk))[: tokens[part].shape[0]]
+        return outputs
+
+    def canonical(self, *, tolerance: float = 1e-8) -> AttentionLayer:
+        """Merge heads of equal attention, drop heads with zero W, order by decreasing norm of W.
+
+        For k >= 3 tokens this is what a layer's function determines. Two heads count as equal when
+        their attention parameters differ by at most `tolerance` times the largest head's norm, and
+        W as zero when its norm is at most `tolerance` times the largest W's.
+        """
+        attention = self.query_theta
+        norms = np.linalg.norm(self.w, axis=(1, 2))
+        apart = tolerance * np.linalg.norm(attention, axis=(1, 2)).max()
+        groups: list[list[int]] = []
+        for i in np.argsort(-norms, kind="stable"):
+            for group in groups:
+                if np.linalg.norm(attention[i] - attention[group[0]]) <= apart:
+                    group.append(int(i))
+                    break
+            else:
+                groups.append([int(i)])
+        # The member with the largest W is the one whose attention the examples see best.
+        merged = [(group[0], self.w[group].sum(axis=0)) for group in groups]
+        sizes = np.array([np.linalg.norm(w) for _, w in merged])
+        order = [g for g in np.argsort(-sizes, kind="stable") if sizes[g] > tolerance * norms.max()]
+        if not order:
+            return self.replace(
+                theta=np.zeros((1, self.d, self.d)),
+                w=np.zeros((1, self.d, self.out_dim)),
+                key_vector=None if self.key_vector is None else np.zeros((1, self.d)),
+            )
+        leaders = [merged[g][0] for g in order]
+        return self.replace(
+            theta=self.theta[leaders],
+            w=np.stack([merged[g][1] for g in order]),
+            key_vector=None if self.key_vector is None else self.key_vector[leaders],
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the layer to a .safetensors file, atomically."""
+        tensors: dict[str, NDArray[Any]] = {"theta": self.theta, "w": self.w}
+        if self.key_vector is not None:
+            tensors["key_vector"] = self.key_vector
+        if self.out_bias is not None:
+            tensors["out_bias"] = self.out_bias
+        if self.seen.size:
+            tensors["seen"] = self.seen
+        metadata = self.metadata | {"kind": "layer", "causal": str(self.causal).lower()}
+        storage.write_tensors(path, tensors, metadata)
+
+
+def load_layer(path: str | Path) -> AttentionLayer:
+    """Read a layer that `AttentionLayer.save` wrote."""
+    tensors, metadata = storage.read_tensors(path, kind="layer", required=("theta", "w"))
+    causal = metadata.pop("causal", "false") == "true"
+    metadata.pop("kind", None)
+    try:
+        return AttentionLayer(
+            tensors["theta"],
+            tensors["w"],
+            tensors.get("key_vector"),
+            tensors.get("out_bias"),
+            causal,
+            metadata=metadata,
+            seen=tensors.get("seen"),
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+@jax.jit
+def _outputs(
+    theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
+) -> Float[Array, "b k e"]:
+    return forward(theta, w, chunk)
+
+
+def make_chunk(
+    tokens: NDArray[Any],
+    lengths: NDArray[np.int64],
+    *,
+    key_vector: bool,
+    out_bias: bool,
+    causal: bool,
+    labels: NDArray[Any] | None = None,
+    size: int | None = None,
+) -> Chunk:
+    """Examples as the numerics want them, padded to `size` with rows of weight zero."""
+    n, k, _ = tokens.shape
+    size = n if size is None else size
+
+    def pad(array: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([array, np.zeros((size - n, *array.shape[1:]), array.dtype)])
+
+    x = pad(tokens).astype(np.float64)
+    inside = np.arange(k) < pad(lengths)[:, None]
+    allowed = np.broadcast_to(inside[:, None, :], (size, k, k))
+    if causal:
+        allowed = allowed & np.tri(k, dtype=bool)
+    # A padding row may attend to itself: its weight is zero, but a softmax needs a key.
+    allowed = allowed | (np.eye(k, dtype=bool) & ~inside[:, :, None])
+    ones = np.ones((size, k, 1))
+    y = np.zeros((size, k, 0)) if labels is None else pad(labels).astype(np.float64)
+    return Chunk(
+        tokens=jnp.asarray(x),
+        queries=jnp.asarray(np.concatenate([x, ones], axis=-1) if key_vector else x),
+        labels=jnp.asarray(y),
+        constant=jnp.asarray(ones if out_bias else ones[..., :0]),
+        weight=jnp.asarray(inside.astype(np.float64)),
+        allowed=jnp.asarray(allowed),
+    )
+
+
+def check_inputs(
+    x: ArrayLike, d: int | None = None, lengths: ArrayLike | None = None
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Validate X (n, k, d) and its lengths at the boundary; the dtype is kept."""
+    array = check_array("X", x, 3)
+    n, k, width = array.shape
+    if n == 0 or width == 0:
+        raise ValueError(f"X has shape {array.shape}: it is empty; pass at least one example")
+    if k < 2:
+        raise ValueError(
+            f"X has shape {array.shape}: attention over k = {k} token is constant; pass k >= 2 tokens"
+        )
+    if d is not None and width != d:
+        raise ValueError(f"X has {width} features a token, the layer has d = {d}")
+    if lengths is None:
+        return array, np.full(n, k, np.int64)
+    sizes = np.asarray(lengths)
+    if sizes.shape != (n,) or not np.issubdtype(sizes.dtype, np.integer):
+        raise ValueError(f"lengths must be {n} integers, one an example; got shape {sizes.shape}")
+    if sizes.min() < 1 or sizes.max() > k:
+        raise ValueError(f"lengths must lie between 1 and k = {k}")
+    return array, sizes.astype(np.int64)
+
+
+def check_array(name: str, value: ArrayLike, ndim: int) -> NDArray[Any]:
+    """A finite real numeric array of the given rank, or a ValueError that says what to change."""
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError):
+        raise ValueError(f"{name} is not an array: pass a rectangular array of numbers") from None
+    if array.dtype == np.bool_:
+        raise ValueError(f"{name} has dtype bool: pass numbers (for +-1 inputs, int8)")
+    kind = array.dtype.name
+    if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)):
+        if kind != "bfloat16":
+            raise ValueError(f"{name} has dtype {array.dtype}: pass real numbers (int or float)")
+        array = array.astype(np.float32)
+    if array.ndim != ndim:
+        raise ValueError(f"{name} has shape {array.shape}: expected {ndim} axes, got {array.ndim}")
+    if not np.all(np.isfinite(array)):
+        bad = int(array.size - np.isfinite(array).sum())
+        raise ValueError(f"{name} has {bad} NaN or infinite entries: remove or replace them")
+    return array
+
+
+def _parameter(name: str, value: ArrayLike, ndim: int) -> Float64:
+    array = np.array(check_array(name, value, ndim), dtype=np.float64)
+    array.setflags(write=False)
+    return array
+
+
+def _power_of_two_above(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()

@@ -1,0 +1,189 @@
+"""The Gauss-Newton equations for Theta once W is eliminated: (S + damping) step = gradient.
+
+With J the Jacobian in Theta, V the design matrix and G = V^T V + ridge its Gram matrix,
+
+    S = J^T J - J^T V G^-1 V^T J          gradient = J^T (Y - F)
+
+(Kaufman's form of variable projection; the gradient is exact). Theta is indexed as (q, m d): the
+query side first, so that J^T J = sum_r x_r x_r^T (x) K_r with K_r = M_r M_r^T, M_r = [C_i(r) W_i]_i.
+`dense` forms S, which is cheapest for small problems and gives its spectrum; `matrix_free` applies
+it inside conjugate gradients. Neither ever forms J.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mhalearn._types import Array, Float
+from mhalearn.attention import (
+    Chunk,
+    LinearFit,
+    Tangent,
+    attend,
+    covariance_products,
+    design,
+    pull,
+    push,
+    residual,
+    stacked_heads,
+    tangent,
+    total,
+)
+
+
+def query_first(theta: Float[Array, "m q d"]) -> Float[Array, "q md"]:
+    m, q, d = theta.shape
+    return theta.transpose(1, 0, 2).reshape(q, m * d)
+
+
+def heads_first(flat: Float[Array, "q md"], n_heads: int) -> Float[Array, "m q d"]:
+    q = flat.shape[0]
+    return flat.reshape(q, n_heads, -1).transpose(1, 0, 2)
+
+
+class Normal(NamedTuple):
+    """The reduced normal matrix and what leads back from it to W."""
+
+    schur: Float[Array, "qmd qmd"]
+    coupling: Float[Array, "q md p e"]  # L^-1 V^T J with G = L L^T
+    chol: Float[Array, "p p"]  # L
+
+
+def dense(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> Normal:
+    """Form the reduced normal matrix.
+
+    Cost: O(n k (q m d)(m d)(q + e)) time for the sums and O((q m d)^2 p e) for the elimination;
+    memory O((q m d)^2) beside a chunk.
+    """
+    m, q, d = theta.shape
+    md, width = m * d, fit.gram.shape[0]
+    heads = stacked_heads(fit.w, m, d)
+
+    def moments(chunk: Chunk) -> tuple[Array, Array]:
+        pattern = attend(theta, chunk)
+        rows = chunk.weight.size
+        x = chunk.queries.reshape(rows, q)
+        v = design(pattern, chunk).reshape(rows, width)
+        keys = covariance_products(pattern, heads, chunk).reshape(rows, md, -1)
+        kernel = jnp.einsum("rie,rje->rij", keys, keys)
+        outer = (x[:, :, None] * x[:, None, :]).reshape(rows, q * q)
+        mixed = (x[:, :, None] * v[:, None, :]).reshape(rows, q * width)
+        return outer.T @ kernel.reshape(rows, md * md), mixed.T @ keys.reshape(rows, -1)
+
+    square, cross = total(moments, data)
+    chol = jnp.linalg.cholesky(fit.gram)
+    cross = cross.reshape(q, width, md, -1).transpose(1, 0, 2, 3)
+    half = jax.scipy.linalg.solve_triangular(chol, cross.reshape(width, -1), lower=True)
+    coupling = half.reshape(cross.shape).transpose(1, 2, 0, 3)
+    flat = coupling.reshape(q * md, -1)
+    full = square.reshape(q, q, md, md).transpose(0, 2, 1, 3).reshape(q * md, q * md)
+    return Normal(full - flat @ flat.T, coupling, chol)
+
+
+def gradient(
+    theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk
+) -> Float[Array, "m q d"]:
+    """J^T (Y - F), the exact descent direction of the eliminated problem."""
+    heads = stacked_heads(fit.w, theta.shape[0], theta.shape[2])
+
+    def pulled(chunk: Chunk) -> Array:
+        at = tangent(attend(theta, chunk).p, heads, chunk)
+        return pull(at, chunk, residual(theta, fit.w, chunk))
+
+    return total(pulled, data)
+
+
+class Preconditioner(NamedTuple):
+    """J^T J ~ (second moment of the queries) (x) (sum of K_r), diagonalised factor by factor."""
+
+    query_basis: Float[Array, "q q"]
+    query_values: Float[Array, " q"]
+    key_basis: Float[Array, "md md"]
+    key_values: Float[Array, " md"]
+    head_scale: Float[Array, " m"]  # mean diagonal of J^T J in each head's block
+
+    def solve(self, flat: Float[Array, "q md"], shift: Float[Array, ""]) -> Float[Array, "q md"]:
+        """Apply the inverse of the approximation plus shift, in head-scaled coordinates."""
+        rotated = self.query_basis.T @ flat @ self.key_basis
+        rotated = rotated / (self.query_values[:, None] * self.key_values[None, :] + shift)
+        return self.query_basis @ rotated @ self.key_basis.T
+
+
+def precondition(
+    theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk
+) -> Preconditioner:
+    """Cost: O(n k (m d)^2 e + (m d)^3)."""
+    m, q, d = theta.shape
+    heads = stacked_heads(fit.w, m, d)
+
+    def moments(chunk: Chunk) -> tuple[Array, Array, Array]:
+        keys = covariance_products(attend(theta, chunk), heads, chunk)
+        keys = keys.reshape(*keys.shape[:2], m * d, -1)
+        x = chunk.queries * chunk.weight[..., None]
+        kernel = jnp.einsum("brie,brje->ij", keys, keys)
+        return jnp.einsum("brq,brs->qs", x, chunk.queries), kernel, jnp.sum(chunk.weight)
+
+    second, kernel, rows = total(moments, data)
+    diagonal = jnp.diag(kernel).reshape(m, d).mean(axis=1) * jnp.trace(second) / (q * rows)
+    head_scale = diagonal + 1e-12 * diagonal.max() + 1e-300
+    inverse_root = jnp.repeat(1 / jnp.sqrt(head_scale), d)
+    query_values, query_basis = jnp.linalg.eigh(second / rows)
+    key_values, key_basis = jnp.linalg.eigh(inverse_root[:, None] * kernel * inverse_root[None, :])
+    return Preconditioner(
+        query_basis, jnp.maximum(query_values, 0), key_basis, jnp.maximum(key_values, 0), head_scale
+    )
+
+
+def matrix_free(
+    theta: Float[Array, "m q d"],
+    fit: LinearFit,
+    data: Chunk,
+    right: Float[Array, "m q d"],
+    ridge: Float[Array, ""],
+    damping: Float[Array, ""],
+    tolerance: Float[Array, ""],
+    max_steps: int,
+) -> Float[Array, "m q d"]:
+    """Solve (S + ridge + damping D) step = right by preconditioned conjugate gradients.
+
+    D is the mean diagonal of each head's block. Cost: about four forward passes a CG step.
+    """
+    m, _, d = theta.shape
+    heads = stacked_heads(fit.w, m, d)
+    kronecker = precondition(theta, fit, data)
+    root = jnp.repeat(1 / jnp.sqrt(kronecker.head_scale), d)
+    factor = jax.scipy.linalg.cho_factor(fit.gram)
+
+    def linearise(chunk: Chunk) -> tuple[Tangent, Array]:
+        pattern = attend(theta, chunk)
+        return tangent(pattern.p, heads, chunk), design(pattern, chunk)
+
+    points = jax.lax.map(linearise, data)
+
+    def apply(flat: Array) -> Array:
+        step = heads_first(flat * root, m)
+
+        def outward(part: tuple[Chunk, tuple[Tangent, Array]]) -> tuple[Array, Array]:
+            chunk, (at, v) = part
+            change = push(at, chunk, step)
+            return change, jnp.einsum("brp,bre->pe", v, change)
+
+        changes, shadows = jax.lax.map(outward, (data, points))
+        absorbed = jax.scipy.linalg.cho_solve(factor, shadows.sum(axis=0))
+
+        def inward(part: tuple[Chunk, tuple[Tangent, Array], Array]) -> Array:
+            chunk, (at, v), change = part
+            return pull(at, chunk, change - v @ absorbed)
+
+        pulled = jax.lax.map(inward, (data, points, changes)).sum(axis=0)
+        return query_first(pulled + ridge * step) * root + damping * flat
+
+    def inverse(flat: Array) -> Array:
+        return kronecker.solve(flat, damping + 1e-10)
+
+    scaled = query_first(right) * root
+    flat, _ = jax.scipy.sparse.linalg.cg(
+        apply, scaled, tol=tolerance, maxiter=max_steps, M=inverse
+    )
+    return heads_first(flat * root, m)

@@ -1,0 +1,93 @@
+"""How a run ended, what happened on the way, and what it returns."""
+
+import enum
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mhalearn.layer import AttentionLayer
+
+
+class Outcome(enum.Enum):
+    """How a run ended; each member's value says what it means."""
+
+    RECOVERED = "every head is determined by the data and certified on examples not used to fit"
+    FITTED = "the error is low, but exactness is not certified"
+    NOT_IDENTIFIED = "a family of layers fits the examples equally well"
+    STUCK = "no start reached a layer that explains the examples"
+    TOO_FEW_EXAMPLES = "fewer examples than the counting limit: no method could determine the layer"
+    TIME_LIMIT = "the time limit came first; the best layer so far is returned"
+    NONFINITE = "the solver diverged to values that are not finite"
+
+    @property
+    def explanation(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened: progress of a stage, or a fact worth telling."""
+
+    stage: str
+    step: int
+    loss: float  # relative squared error of the layer at hand, nan where there is none
+    seconds: float  # since the run began
+    detail: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class Trace:
+    """The events of a run, its clock, and the best layer known so far.
+
+    `on_event` sees every event as it happens; `on_best` every improvement of the best layer.
+    """
+
+    def __init__(
+        self,
+        max_seconds: float | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        on_best: Callable[[AttentionLayer, float], None] | None = None,
+    ) -> None:
+        self.events: list[Event] = []
+        self.best: AttentionLayer | None = None
+        self.best_loss = float("inf")
+        self._began = time.monotonic()
+        self._max_seconds = max_seconds
+        self._on_event = on_event
+        self._on_best = on_best
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def expired(self) -> bool:
+        return self._max_seconds is not None and self.seconds >= self._max_seconds
+
+    def emit(
+        self, stage: str, step: int = 0, loss: float = float("nan"), detail: str = "", **data: Any
+    ) -> None:
+        event = Event(stage, step, loss, self.seconds, detail, data)
+        self.events.append(event)
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def keep(self, layer: AttentionLayer, loss: float) -> None:
+        """Remember a layer if it is better than the best so far."""
+        if loss < self.best_loss:
+            self.best, self.best_loss = layer, loss
+            if self._on_best is not None:
+                self._on_best(layer, loss)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a learner returns, and what polish and certification complete."""
+
+    layer: AttentionLayer
+    outcome: Outcome
+    trace: list[Event]
+    reason: str = ""  # one sentence: why this outcome
+    certificate: Any = None  # a Certificate, once certified
+    settings: dict[str, Any] = field(default_factory=dict)  # what is needed to run it again

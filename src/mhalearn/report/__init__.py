@@ -1,0 +1,5 @@
+"""One self-contained HTML file from a run: verdict, heads, descent, certificate, how to repeat it."""
+
+from mhalearn.report.page import write_report
+
+__all__ = ["write_report"]

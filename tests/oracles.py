@@ -1,0 +1,53 @@
+"""Naive loops that say what the library should compute, written to be read, not to be fast."""
+
+import math
+
+import numpy as np
+
+
+def attention_layer(
+    x, theta, w, key_vector=None, out_bias=None, *, causal=False, lengths=None
+) -> np.ndarray:
+    """F(X)_r = sum_i sum_j p_ij(r) x_j W_i + c, with explicit loops; rows past a length are zero."""
+    x = np.asarray(x, dtype=np.float64)
+    n, k, _ = x.shape
+    heads, d, e = w.shape
+    outputs = np.zeros((n, k, e))
+    for example in range(n):
+        length = k if lengths is None else int(lengths[example])
+        for r in range(length):
+            keys = range(r + 1) if causal else range(length)
+            for i in range(heads):
+                logits = []
+                for j in keys:
+                    logit = 0.0
+                    for a in range(d):
+                        for b in range(d):
+                            logit += x[example, r, a] * theta[i, a, b] * x[example, j, b]
+                        if key_vector is not None:
+                            logit += key_vector[i, a] * x[example, j, a]
+                    logits.append(logit)
+                highest = max(logits)
+                weights = [math.exp(logit - highest) for logit in logits]
+                for j, weight in zip(keys, weights, strict=True):
+                    outputs[example, r] += weight / sum(weights) * (x[example, j] @ w[i])
+            if out_bias is not None:
+                outputs[example, r] += out_bias
+    return outputs
+
+
+def counting_limit(lengths, d, e, heads, *, bias=False, head_dim=None) -> float:
+    """N_min by counting, one head and one example at a time."""
+    theta = w = v = 0
+    for _ in range(heads):
+        if head_dim is None:
+            theta, w, v = theta + d * d, w + d * e, v + d
+        else:
+            narrow = min(head_dim, e)
+            theta += head_dim * (2 * d - head_dim)
+            w += narrow * (d + e - narrow)
+            v += head_dim
+    unknowns = theta + w + (v + e if bias else 0)
+    scalars = sum(length * e for length in lengths) / len(lengths)
+    about_theta = sum(length * min(e, heads * (length - 1)) for length in lengths) / len(lengths)
+    return max(unknowns / scalars, theta / about_theta)
