@@ -8,7 +8,7 @@ import numpy as np
 def attention_layer(
     x, theta, w, key_vector=None, out_bias=None, *, causal=False, lengths=None
 ) -> np.ndarray:
-    """F(X)_r = sum_i sum_j p_ij(r) x_j W_i + c, with explicit loops; rows past a length are zero."""
+    """F(X)_r = sum_i sum_j p_ij(r) x_j W_i + c, in loops; rows past a length are zero."""
     x = np.asarray(x, dtype=np.float64)
     n, k, _ = x.shape
     heads, d, e = w.shape

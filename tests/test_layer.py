@@ -155,6 +155,13 @@ def test_canonical_form_merges_drops_and_orders():
     np.testing.assert_array_equal(again.theta, canonical.theta)
 
 
+def test_heads_are_ordered_by_what_merging_makes_of_them():
+    base = random_layer(2, 4, seed=1)
+    unit = base.w / np.linalg.norm(base.w, axis=(1, 2), keepdims=True)
+    layer = AttentionLayer(base.theta[[0, 1, 1]], np.stack([unit[0], 0.7 * unit[1], 0.7 * unit[1]]))
+    np.testing.assert_array_equal(layer.canonical().theta, base.theta[[1, 0]])
+
+
 def test_heads_that_differ_only_in_their_key_vector_are_not_merged():
     base = random_layer(2, 4, key_vector=True, seed=1)
     layer = base.replace(theta=base.theta[[0, 0]])

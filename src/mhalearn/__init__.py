@@ -1,0 +1,75 @@
+"""mhalearn: learn a multi-head attention layer exactly from random labelled examples.
+
+Names are imported when first used, so that `import mhalearn` costs nothing by itself.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mhalearn.certificate import Certificate, certify
+    from mhalearn.estimator import AttentionRegressor
+    from mhalearn.examples import Examples, load_examples
+    from mhalearn.inputs import sample_inputs
+    from mhalearn.jacobian import check_jacobian
+    from mhalearn.layer import AttentionLayer, load_layer
+    from mhalearn.matching import Comparison, compare
+    from mhalearn.nondegeneracy import check_nondegeneracy
+    from mhalearn.outcome import Event, Outcome, Solution
+    from mhalearn.report import write_report
+    from mhalearn.teachers import random_layer
+
+__version__ = version("mhalearn")
+
+_HOMES = {
+    "AttentionLayer": "layer",
+    "AttentionRegressor": "estimator",
+    "Certificate": "certificate",
+    "Comparison": "matching",
+    "Event": "outcome",
+    "Examples": "examples",
+    "Outcome": "outcome",
+    "Solution": "outcome",
+    "certify": "certificate",
+    "check_jacobian": "jacobian",
+    "check_nondegeneracy": "nondegeneracy",
+    "compare": "matching",
+    "load_examples": "examples",
+    "load_layer": "layer",
+    "random_layer": "teachers",
+    "sample_inputs": "inputs",
+    "write_report": "report",
+}
+
+__all__ = [
+    "AttentionLayer",
+    "AttentionRegressor",
+    "Certificate",
+    "Comparison",
+    "Event",
+    "Examples",
+    "Outcome",
+    "Solution",
+    "certify",
+    "check_jacobian",
+    "check_nondegeneracy",
+    "compare",
+    "load_examples",
+    "load_layer",
+    "random_layer",
+    "sample_inputs",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mhalearn' has no attribute {name!r}")
+    value = getattr(import_module(f"mhalearn.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(__all__) | {"__version__"})

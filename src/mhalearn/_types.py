@@ -1,10 +1,10 @@
 """The letters every array shape in mhalearn is written with.
 
-    n  examples          k  tokens of an example (r: the query token, j: a key token)
-    d  features          e  output features
-    m  heads             q  query features: d, or d + 1 when a key-side vector is learned
-    c  chunks            b  examples in a chunk
-    s  starts            p  columns of the design: m d, or m d + 1 when an output bias is learned
+n  examples          k  tokens of an example (r: the query token, j: a key token)
+d  features          e  output features
+m  heads             q  query features: d, or d + 1 when a key-side vector is learned
+c  chunks            b  examples in a chunk
+s  starts            p  columns of the design: m d, or m d + 1 when an output bias is learned
 """
 
 from jaxtyping import Array, Bool, Float, Int, Shaped

@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 def float64() -> AbstractContextManager[None]:
-    """A context in which JAX computes in double precision; outside, its global flag is untouched."""
+    """A context in which JAX computes in double precision; its global flag is untouched."""
     return jax.enable_x64(True)
 
 
@@ -64,7 +64,9 @@ def total(function: Callable[[Chunk], Any], data: Chunk) -> Any:
     if data.tokens.shape[0] == 1:
         return function(jax.tree.map(lambda leaf: leaf[0], data))
     chunk = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, chunk))
+    zeros = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, chunk)
+    )
 
     def add(sums: Any, chunk: Chunk) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, sums, function(chunk)), None
@@ -150,7 +152,9 @@ class Tangent(NamedTuple):
 
 
 def tangent(p: Float[Array, "b m k k"], heads: Float[Array, "m d e"], chunk: Chunk) -> Tangent:
-    return Tangent(p * chunk.weight[:, None, :, None], jnp.einsum("bjd,mde->bmje", chunk.tokens, heads))
+    return Tangent(
+        p * chunk.weight[:, None, :, None], jnp.einsum("bjd,mde->bmje", chunk.tokens, heads)
+    )
 
 
 def _centre(p: Array, scores: Array) -> Array:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -48,24 +48,14 @@ class Block(NamedTuple):
         return Block(self.x[part], self.y[part], self.lengths[part])
 
 
+@runtime_checkable
 class Source(Protocol):
     """Where examples live: blocks of examples of one shape, read one at a time, in any order."""
 
-    @property
-    def starts(self) -> list[int]:
-        """The number of the first example of each block, and at the end the number of examples."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(k, d, e)"""
-        ...
-
-    @property
-    def y_dtype(self) -> np.dtype[Any]: ...
-
-    @property
-    def has_lengths(self) -> bool: ...
+    starts: list[int]  # the first example of each block, and at the end the number of examples
+    shape: tuple[int, int, int]  # k, d, e
+    y_dtype: np.dtype[Any]
+    has_lengths: bool
 
     def block(self, index: int) -> Block: ...
 
@@ -254,8 +244,10 @@ class Examples:
         of_theta = m * h * (2 * d - h)
         of_w = m * narrow * (d + e - narrow)
         of_bias = m * h + e if bias else 0
-        blocks = range(len(self._source.starts) - 1)
-        lengths = np.concatenate([self._source.lengths(index) for index in blocks])
+        lengths = np.array([self.k])
+        if self.has_lengths:
+            blocks = range(len(self._source.starts) - 1)
+            lengths = np.concatenate([self._source.lengths(index) for index in blocks])
         scalars = np.mean(lengths * e)
         about_theta = np.mean(lengths * np.minimum(e, m * (lengths - 1)))
         if about_theta == 0:  # every example has one token: its attention is constant
@@ -513,6 +505,8 @@ def _load_shards(folder: Path) -> Examples:
         # A shard's name is a plain one: an index cannot send a reader elsewhere.
         if not shards or any(Path(name).name != name or n < 1 for name, n in shards):
             raise ValueError
+        if not isinstance(metadata, dict):
+            raise ValueError
         check_shape(1, k, d)
         check_count("out_dim", e)
     except OSError as error:
@@ -572,11 +566,14 @@ def _as_json(metadata: Mapping[str, Any]) -> str:
     return json.dumps(metadata, sort_keys=True, allow_nan=False)
 
 
-def _from_json(text: str) -> Any:
+def _from_json(text: str) -> dict[str, Any]:
     try:
-        return json.loads(text)
+        metadata = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError("its metadata is not JSON: save the examples again") from None
+        metadata = None
+    if not isinstance(metadata, dict):
+        raise ValueError("its metadata is not a JSON object: save the examples again")
+    return metadata
 
 
 def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""AttentionLayer: F(X) = sum_i softmax(X Theta_i X^T + 1 (X v_i)^T) X W_i + 1 c^T, and its canonical form."""
+"""AttentionLayer and its canonical form.
+
+F(X) = sum_i softmax(X Theta_i X^T + 1 (X v_i)^T) X W_i + 1 c^T
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class AttentionLayer:
         causal: bool = False,
         *,
         metadata: Mapping[str, str] | None = None,
-        seen: NDArray[np.uint64] | None = None,
+        seen: NDArray[Any] | None = None,
     ) -> None:
         self.theta = _parameter("theta", theta, 3)
         self.w = _parameter("w", w, 3)
@@ -60,7 +63,12 @@ class AttentionLayer:
             )
         self.causal = bool(causal)
         self.metadata = dict(metadata or {})
-        self.seen = np.zeros(0, np.uint64) if seen is None else np.asarray(seen, np.uint64)
+        self.seen = np.zeros(0, np.uint64) if seen is None else seen
+        if self.seen.dtype != np.uint64 or self.seen.ndim != 1:
+            raise ValueError(
+                f"seen has dtype {self.seen.dtype} and shape {self.seen.shape}: "
+                "expected a list of uint64 hashes, as Examples.hashes returns them"
+            )
 
     @property
     def n_heads(self) -> int:
@@ -197,7 +205,7 @@ def load_layer(path: str | Path) -> AttentionLayer:
             seen=tensors.get("seen"),
         )
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{storage.show(path)}: {error}") from None
 
 
 @jax.jit
@@ -253,7 +261,7 @@ def check_inputs(
         raise ValueError(f"X has shape {array.shape}: it is empty; pass at least one example")
     if k < 2:
         raise ValueError(
-            f"X has shape {array.shape}: attention over k = {k} token is constant; pass k >= 2 tokens"
+            f"X has shape {array.shape}: attention over k = {k} token is constant; pass k >= 2"
         )
     if d is not None and width != d:
         raise ValueError(f"X has {width} features a token, the layer has d = {d}")

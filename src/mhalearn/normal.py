@@ -5,9 +5,9 @@ With J the Jacobian in Theta, V the design matrix and G = V^T V + ridge its Gram
     S = J^T J - J^T V G^-1 V^T J          gradient = J^T (Y - F)
 
 (Kaufman's form of variable projection; the gradient is exact). Theta is indexed as (q, m d): the
-query side first, so that J^T J = sum_r x_r x_r^T (x) K_r with K_r = M_r M_r^T, M_r = [C_i(r) W_i]_i.
-`dense` forms S, which is cheapest for small problems and gives its spectrum; `matrix_free` applies
-it inside conjugate gradients. Neither ever forms J.
+query side first, so that J^T J = sum_r x_r x_r^T (x) K_r with K_r = M_r M_r^T and M_r the stacked
+C_i(r) W_i. `dense` forms S, for its spectrum; `matrix_free` applies it inside conjugate gradients.
+Neither ever forms J.
 """
 
 from typing import NamedTuple
@@ -81,19 +81,6 @@ def dense(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> Normal:
     return Normal(full - flat @ flat.T, coupling, chol)
 
 
-def gradient(
-    theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk
-) -> Float[Array, "m q d"]:
-    """J^T (Y - F), the exact descent direction of the eliminated problem."""
-    heads = stacked_heads(fit.w, theta.shape[0], theta.shape[2])
-
-    def pulled(chunk: Chunk) -> Array:
-        at = tangent(attend(theta, chunk).p, heads, chunk)
-        return pull(at, chunk, residual(theta, fit.w, chunk))
-
-    return total(pulled, data)
-
-
 class Preconditioner(NamedTuple):
     """J^T J ~ (second moment of the queries) (x) (sum of K_r), diagonalised factor by factor."""
 
@@ -110,9 +97,7 @@ class Preconditioner(NamedTuple):
         return self.query_basis @ rotated @ self.key_basis.T
 
 
-def precondition(
-    theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk
-) -> Preconditioner:
+def precondition(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> Preconditioner:
     """Cost: O(n k (m d)^2 e + (m d)^3)."""
     m, q, d = theta.shape
     heads = stacked_heads(fit.w, m, d)
@@ -135,55 +120,94 @@ def precondition(
     )
 
 
+class TangentProjection(NamedTuple):
+    """The tangent space of rank-h matrices at Theta, head by head; everything when h is None."""
+
+    left: Float[Array, "m q h"] | None
+    right: Float[Array, "m d h"] | None
+
+    def __call__(self, step: Float[Array, "m q d"]) -> Float[Array, "m q d"]:
+        if self.left is None or self.right is None:
+            return step
+        along = self.left @ (self.left.mT @ step)
+        rest = step - along
+        return along + (rest @ self.right) @ self.right.mT
+
+    def retract(self, theta: Float[Array, "m q d"]) -> Float[Array, "m q d"]:
+        """The nearest matrices of rank h."""
+        if self.left is None:
+            return theta
+        return _truncate(theta, self.left.shape[-1])
+
+
+def tangent_projection(theta: Float[Array, "m q d"], head_dim: int | None) -> TangentProjection:
+    if head_dim is None:
+        return TangentProjection(None, None)
+    u, _, vt = jnp.linalg.svd(theta, full_matrices=False)
+    return TangentProjection(u[:, :, :head_dim], vt[:, :head_dim].mT)
+
+
+def _truncate(theta: Float[Array, "m q d"], head_dim: int) -> Float[Array, "m q d"]:
+    u, s, vt = jnp.linalg.svd(theta, full_matrices=False)
+    return (u[:, :, :head_dim] * s[:, None, :head_dim]) @ vt[:, :head_dim]
+
+
 def matrix_free(
     theta: Float[Array, "m q d"],
     fit: LinearFit,
     data: Chunk,
-    right: Float[Array, "m q d"],
+    *,
     ridge: Float[Array, ""],
     damping: Float[Array, ""],
     tolerance: Float[Array, ""],
     max_steps: int,
+    head_dim: int | None,
 ) -> Float[Array, "m q d"]:
-    """Solve (S + ridge + damping D) step = right by preconditioned conjugate gradients.
+    """Solve (S + ridge + damping D) step = J^T (Y - F) - ridge Theta by conjugate gradients.
 
-    D is the mean diagonal of each head's block. Cost: about four forward passes a CG step.
+    D is the mean diagonal of each head's block of J^T J. With `head_dim` the step stays in the
+    tangent space of heads of that rank. Cost: about four forward passes a CG step.
     """
     m, _, d = theta.shape
     heads = stacked_heads(fit.w, m, d)
     kronecker = precondition(theta, fit, data)
     root = jnp.repeat(1 / jnp.sqrt(kronecker.head_scale), d)
     factor = jax.scipy.linalg.cho_factor(fit.gram)
+    # Scaling a head by a number keeps its tangent space, so the projection commutes with `root`.
+    project = tangent_projection(theta, head_dim)
 
-    def linearise(chunk: Chunk) -> tuple[Tangent, Array]:
+    def inside(flat: Array) -> Array:
+        return query_first(project(heads_first(flat, m)))
+
+    def linearise(chunk: Chunk) -> tuple[Tangent, Array, Array]:
         pattern = attend(theta, chunk)
-        return tangent(pattern.p, heads, chunk), design(pattern, chunk)
+        at = tangent(pattern.p, heads, chunk)
+        return at, design(pattern, chunk), pull(at, chunk, residual(theta, fit.w, chunk))
 
-    points = jax.lax.map(linearise, data)
+    tangents, designs, pulls = jax.lax.map(linearise, data)
+    down = pulls.sum(axis=0) - ridge * theta
 
     def apply(flat: Array) -> Array:
         step = heads_first(flat * root, m)
 
-        def outward(part: tuple[Chunk, tuple[Tangent, Array]]) -> tuple[Array, Array]:
-            chunk, (at, v) = part
+        def outward(part: tuple[Chunk, Tangent, Array]) -> tuple[Array, Array]:
+            chunk, at, v = part
             change = push(at, chunk, step)
             return change, jnp.einsum("brp,bre->pe", v, change)
 
-        changes, shadows = jax.lax.map(outward, (data, points))
+        changes, shadows = jax.lax.map(outward, (data, tangents, designs))
         absorbed = jax.scipy.linalg.cho_solve(factor, shadows.sum(axis=0))
 
-        def inward(part: tuple[Chunk, tuple[Tangent, Array], Array]) -> Array:
-            chunk, (at, v), change = part
+        def inward(part: tuple[Chunk, Tangent, Array, Array]) -> Array:
+            chunk, at, v, change = part
             return pull(at, chunk, change - v @ absorbed)
 
-        pulled = jax.lax.map(inward, (data, points, changes)).sum(axis=0)
-        return query_first(pulled + ridge * step) * root + damping * flat
+        pulled = jax.lax.map(inward, (data, tangents, designs, changes)).sum(axis=0)
+        return inside(query_first(pulled + ridge * step) * root + damping * flat)
 
     def inverse(flat: Array) -> Array:
-        return kronecker.solve(flat, damping + 1e-10)
+        return inside(kronecker.solve(flat, damping + 1e-10))
 
-    scaled = query_first(right) * root
-    flat, _ = jax.scipy.sparse.linalg.cg(
-        apply, scaled, tol=tolerance, maxiter=max_steps, M=inverse
-    )
+    scaled = inside(query_first(down) * root)
+    flat, _ = jax.scipy.sparse.linalg.cg(apply, scaled, tol=tolerance, maxiter=max_steps, M=inverse)
     return heads_first(flat * root, m)

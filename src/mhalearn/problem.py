@@ -49,6 +49,12 @@ class Problem:
             self.causal,
         )
 
+    def zero_layer(self, n_heads: int) -> AttentionLayer:
+        width = n_heads * self.d + self.bias
+        return self.layer(
+            np.zeros((n_heads, self.query_dim, self.d)), np.zeros((width, self.out_dim))
+        )
+
     def theta(self, layer: AttentionLayer) -> NDArray[np.float64]:
         """The attention parameters (m, q, d) of a layer, in solver units."""
         theta = layer.theta * self.x_scale**2
@@ -56,6 +62,14 @@ class Problem:
             return theta
         vector = np.zeros((layer.n_heads, self.d)) if layer.key_vector is None else layer.key_vector
         return np.concatenate([theta, vector[:, None] * self.x_scale], axis=1)
+
+    def w(self, layer: AttentionLayer) -> NDArray[np.float64]:
+        """The stacked projections (p, e) of a layer, in solver units."""
+        w = layer.w.reshape(-1, self.out_dim) * (self.x_scale / self.y_scale)
+        if not self.bias:
+            return w
+        bias = np.zeros(self.out_dim) if layer.out_bias is None else layer.out_bias
+        return np.vstack([w, bias / self.y_scale])
 
 
 @in_float64

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from types import TracebackType
-from typing import TextIO
+from typing import IO
 
 from rich.console import Console
 from rich.live import Live
@@ -15,37 +15,36 @@ from rich.text import Text
 from mhalearn.outcome import Event
 
 
-class LiveLine:
+class Progress:
     """One line that follows a run and disappears when it ends.
 
-        with LiveLine() as line:
-            AttentionRegressor(3, on_event=line.on_event).fit(examples)
+        with Progress() as progress:
+            AttentionRegressor(3, on_event=progress.on_event).fit(examples)
 
-    Silent where the stream (standard error unless told otherwise) is not a terminal that can
-    redraw a line. The clock ticks between events, so a long compilation does not look like a hang.
+    Drawn on the stream (standard error unless told otherwise) if it is a terminal that can redraw a
+    line, silent otherwise and where not `enabled`. The clock ticks between events, so that a long
+    compilation does not look like a hang.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, enabled: bool = True, stream: IO[str] | None = None) -> None:
         stream = sys.stderr if stream is None else stream
-        self._console = Console(file=stream)
         self._event: Event | None = None
         self._told = self._began = time.monotonic()
-        # rich believes FORCE_COLOR over the stream; a log file must stay silent all the same.
-        watched = stream.isatty() and not self._console.is_dumb_terminal
-        self._live = (
-            Live(
-                console=self._console,
-                get_renderable=self.line,
-                refresh_per_second=8,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            if watched
-            else None
-        )
+        self._live: Live | None = None
+        # rich would believe FORCE_COLOR over the stream; a log file must stay silent all the same.
+        if enabled and stream is not None and stream.isatty():
+            console = Console(file=stream)
+            if not console.is_dumb_terminal:
+                self._live = Live(
+                    console=console,
+                    get_renderable=self.line,
+                    refresh_per_second=8,
+                    transient=True,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                )
 
-    def __enter__(self) -> LiveLine:
+    def __enter__(self) -> Progress:
         self._told = self._began = time.monotonic()
         if self._live is not None:
             self._live.start()

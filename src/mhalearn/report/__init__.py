@@ -1,4 +1,4 @@
-"""One self-contained HTML file from a run: verdict, heads, descent, certificate, how to repeat it."""
+"""One self-contained HTML file from a run: verdict, heads, descent, certificate."""
 
 from mhalearn.report.page import write_report
 

@@ -93,6 +93,7 @@ class Stage(NamedTuple):
     ended: float
     steps: int
     error: float  # the last finite one, nan where there is none
+    detail: str  # of the last event that has one
 
 
 def heat_map(matrix: Float64, limit: float, name: str, title: str) -> Markup:
@@ -116,8 +117,9 @@ def heat_map(matrix: Float64, limit: float, name: str, title: str) -> Markup:
         bar.tick_params(length=0, pad=3)
         for spine in bar.spines.values():
             spine.set(visible=True, color=_RULE)
-        for label, place in zip(bar.get_xticklabels(), ("left", "center", "right"), strict=True):
-            label.set_horizontalalignment(place)
+        first, _, last = bar.get_xticklabels()
+        first.set_horizontalalignment("left")
+        last.set_horizontalalignment("right")
         return _svg(figure, name, title)
 
 
@@ -127,14 +129,19 @@ def singular_values(learned: Float64, truth: Float64 | None, name: str, title: s
         figure = Figure(figsize=(2.4, 2.95))
         axes = figure.add_axes((0.21, 0.19, 0.775, 0.795))
         places = np.arange(1, learned.size + 1)
-        ring = {"markersize": 6.5, "fillstyle": "none", "markeredgewidth": 0.9}
-        dot = {"markersize": 3.2, "markeredgewidth": 0}
-        # Many markers would be a large file and a thick line: draw a thin one.
-        marker = "o" if learned.size <= _MOST_CELLS else "-"
+        # Many markers would make a large file and a thick line: draw a thin one.
+        few = learned.size <= _MOST_CELLS
         if truth is not None:
-            rings = marker if marker == "o" else "--"
-            axes.plot(places[: truth.size], truth, rings, color=_SERIES[1], **ring)
-        axes.plot(places, learned, marker, color=_SERIES[0], **dot)
+            axes.plot(
+                places,
+                truth,
+                "o" if few else "--",
+                color=_SERIES[1],
+                markersize=6.5,
+                fillstyle="none",
+                markeredgewidth=0.9,
+            )
+        axes.plot(places, learned, "o" if few else "-", color=_SERIES[0], markersize=3.2, mew=0)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("by rank", labelpad=3)
         _calm(axes)
@@ -159,6 +166,7 @@ def stages(trace: Sequence[Event]) -> list[Stage]:
                 ended=events[-1].seconds,
                 steps=len(events),
                 error=errors[-1] if errors else math.nan,
+                detail=next((event.detail for event in reversed(events) if event.detail), ""),
             )
         )
     return found
@@ -251,7 +259,7 @@ def is_thinned(matrix: Float64) -> bool:
 def _thinned(matrix: Float64) -> Float64:
     """At most _MOST_CELLS rows and columns: each cell is its block's entry of largest size.
 
-    A mean would draw a matrix of independent entries as zero, and a difference as smaller than it is.
+    A mean would draw independent entries as zero, and a difference smaller than it is.
     """
     for axis in (0, 1):
         size = matrix.shape[axis]

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, SupportsFloat
 
 import jinja2
 import numpy as np
@@ -17,9 +17,10 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from mhalearn import storage
+from mhalearn.certificate import Certificate
 from mhalearn.layer import AttentionLayer
-from mhalearn.matching import compare
-from mhalearn.nondegeneracy import check_nondegeneracy
+from mhalearn.matching import Comparison, compare
+from mhalearn.nondegeneracy import NondegeneracyReport, check_nondegeneracy
 from mhalearn.outcome import Outcome, Solution
 from mhalearn.report import figures
 
@@ -57,13 +58,10 @@ class Head:
 
 @dataclass(frozen=True)
 class Match:
-    """The truth beside the learned layer: learned head `order[i]` is true head i."""
+    """The truth beside the learned layer, and how far apart they are."""
 
     truth: AttentionLayer
-    order: list[int]
-    theta_errors: Float64
-    w_errors: Float64
-    max_error: float
+    found: Comparison
 
 
 def write_report(
@@ -91,7 +89,7 @@ def render(solution: Solution, truth: AttentionLayer | None = None) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["number"] = number
+    environment.filters |= {"number": number, "sentence": _sentence}
     layer, trace, certificate = solution.layer, solution.trace, solution.certificate
     match = None if truth is None else _match(layer, truth)
     stages = figures.stages(trace)
@@ -128,9 +126,10 @@ def render(solution: Solution, truth: AttentionLayer | None = None) -> str:
     )
 
 
-def number(value: float | None) -> str:
+def number(quantity: SupportsFloat | None) -> str:
     """A number as text shows it: 0.25, 12, 3.1×10⁻¹⁵."""
-    if value is None or math.isnan(value):
+    value = math.nan if quantity is None else float(quantity)
+    if math.isnan(value):
         return "\N{EN DASH}"
     if math.isinf(value):
         return "\N{INFINITY}" if value > 0 else "\N{MINUS SIGN}\N{INFINITY}"
@@ -143,25 +142,23 @@ def number(value: float | None) -> str:
     return f"{mantissa}\N{MULTIPLICATION SIGN}10{str(int(exponent)).translate(figures.RAISED)}"
 
 
+def _sentence(text: str) -> str:
+    """With a capital letter and a full stop."""
+    text = text.strip()
+    return text if not text else text[0].upper() + text[1:] + ("" if text[-1] in ".!?" else ".")
+
+
 # Heads
 
 
 def _match(layer: AttentionLayer, truth: AttentionLayer) -> Match | None:
-    """Head by head, where both layers have heads of the same shape and number."""
-    if layer.theta.shape != truth.theta.shape or layer.w.shape != truth.w.shape:
-        return None
+    """Head by head, where both layers have heads of the same shape, number and mask."""
     found = compare(layer, truth)
-    return Match(
-        truth,
-        [int(i) for i in found.order],
-        np.asarray(found.theta_errors),
-        np.asarray(found.w_errors),
-        float(found.max_error),
-    )
+    return Match(truth, found) if found.comparable else None
 
 
 def _heads(layer: AttentionLayer, match: Match | None) -> list[Head]:
-    order = list(range(layer.n_heads)) if match is None else match.order
+    order = range(layer.n_heads) if match is None else match.found.order.tolist()
     heads = []
     for i, learned in enumerate(order[:_MOST_LISTED]):
         theta, w = layer.theta[learned], layer.w[learned]
@@ -171,8 +168,8 @@ def _heads(layer: AttentionLayer, match: Match | None) -> list[Head]:
                 name=f"Head {i + 1}",
                 theta_norm=float(np.linalg.norm(theta)),
                 w_norm=float(np.linalg.norm(w)),
-                theta_error=None if match is None else float(match.theta_errors[i]),
-                w_error=None if match is None else float(match.w_errors[i]),
+                theta_error=None if match is None else float(match.found.theta_errors[i]),
+                w_error=None if match is None else float(match.found.w_errors[i]),
                 rows=[
                     _panels(
                         matrix,
@@ -208,12 +205,11 @@ def _panels(
         panels.append(
             ("difference", figures.heat_map(difference, largest, f"{name}-difference", described))
         )
-    values = np.linalg.svd(matrix, compute_uv=False)
+    values, of_truth = _singular_values(matrix), None if truth is None else _singular_values(truth)
     described = (
         f"{title}: {values.size} singular values between {figures.short(float(values[-1]))} "
         f"and {figures.short(float(values[0]))}"
     )
-    of_truth = None if truth is None else np.linalg.svd(truth, compute_uv=False)
     panels.append(
         (
             f"singular values of {symbol}",
@@ -223,28 +219,37 @@ def _panels(
     return panels
 
 
+def _singular_values(matrix: Float64) -> Float64:
+    return np.asarray(np.linalg.svd(matrix, compute_uv=False), np.float64)
+
+
 # The certificate
 
 
-def _certainties(certificate: Any, match: Match | None) -> list[str]:
+def _certainties(certificate: Certificate | None, match: Match | None) -> list[str]:
     """What is certain, and how far, in full sentences."""
     facts = []
     if match is not None:
         facts.append(
             "The truth was given: after matching heads, the largest relative parameter error is "
-            f"{number(match.max_error)}."
+            f"{number(match.found.max_error)}."
         )
     if certificate is None:
         return [*facts, "No certificate was made, so nothing is promised about unseen inputs."]
     facts.append(certificate.statement)
-    if certificate.null_dimension == 0:
+    if certificate.null_dimension is None:
         facts.append(
-            "At this layer no direction of change leaves the outputs alone: numerical evidence that "
-            "no other layer nearby fits as well. It is not a proof that none exists far away."
+            "The layer is too large for the spectrum that would show whether other layers nearby "
+            "fit as well."
+        )
+    elif certificate.null_dimension == 0:
+        facts.append(
+            "No direction of change at this layer leaves the outputs alone: numerical evidence "
+            "that no other layer nearby fits as well, not a proof that none exists far away."
         )
     else:
         facts.append(
-            f"The outputs leave {certificate.null_dimension} direction(s) of change undetermined: "
+            f"The inputs leave {certificate.null_dimension} directions in parameter space open: "
             "parameters that touch them are not known."
         )
     facts.append(
@@ -254,35 +259,38 @@ def _certainties(certificate: Any, match: Match | None) -> list[str]:
     return facts
 
 
-def _certificate_rows(certificate: Any) -> list[tuple[str, str]]:
+def _certificate_rows(certificate: Certificate) -> list[tuple[str, str]]:
     rows = [
         ("Certifying examples", number(certificate.n_examples)),
         ("Relative squared error on them", number(certificate.relative_mse)),
-        ("Floor set by the labels' precision", number(certificate.floor)),
-        ("Precision of the labels", str(certificate.label_precision)),
-        ("Estimated label noise (standard deviation)", number(certificate.noise_level)),
-        ("Error threshold t, fixed beforehand", number(certificate.threshold)),
-        ("Examples with an error above t", number(certificate.n_exceeding)),
-        ("Fraction of inputs that may exceed t", f"at most {number(certificate.tail_bound)}"),
+        ("Relative error on them, its root", number(math.sqrt(certificate.relative_mse))),
+        ("Precision of the labels", certificate.label_precision),
+        ("Relative error that counts as exact there", f"at most {number(certificate.floor)}"),
+        ("Root mean square residual", number(certificate.noise_level)),
+        ("Relative error t that is promised", number(certificate.threshold)),
+        ("Certifying examples with an error above t", number(certificate.n_exceeding)),
+        ("Share of inputs that may exceed t", f"at most {number(certificate.tail_bound)}"),
         ("Confidence of that bound", f"{100 * (1 - certificate.delta):g} %"),
-        ("Directions the examples leave undetermined", number(certificate.null_dimension)),
+        ("Directions the inputs leave open", number(certificate.null_dimension)),
     ]
-    intervals = certificate.intervals
-    if intervals is not None:
-        for symbol, widths in (("Θ", intervals.theta), ("W", intervals.w)):
-            finite = np.asarray(widths)[np.isfinite(widths)]
-            if finite.size:
-                rows.append(
-                    (
-                        f"Half-width of the intervals for {symbol}, median",
-                        number(float(np.median(finite))),
-                    )
-                )
+    if certificate.n_seen:
+        rows.append(("Left out because they were learned from", number(certificate.n_seen)))
+    if certificate.intervals is not None:
+        for symbol, widths in (
+            ("Θ", certificate.intervals.theta),
+            ("W", certificate.intervals.w),
+        ):
+            known = widths[np.isfinite(widths)]
+            if known.size:
+                said = f"{number(np.median(known))} median, {number(known.max())} widest"
+                rows.append((f"Half-width of the intervals for {symbol}", said))
     return rows
 
 
-def _spectrum(certificate: Any) -> tuple[Markup, Markup] | None:
-    values, null = np.asarray(certificate.spectrum), int(certificate.null_dimension)
+def _spectrum(certificate: Certificate) -> tuple[Markup, Markup] | None:
+    if certificate.spectrum is None:
+        return None
+    values, null = certificate.spectrum, certificate.null_dimension or 0
     title = f"{values.size} eigenvalues of the reduced normal matrix, ascending, on a log axis"
     return _wide_and_narrow(
         lambda width, name: figures.spectrum(values, null, width, name, title), "spectrum"
@@ -299,7 +307,7 @@ def _wide_and_narrow(
 # Conditions, and how to run it again
 
 
-def _conditions(solution: Solution) -> Any:
+def _conditions(solution: Solution) -> NondegeneracyReport | None:
     """The non-degeneracy report of the learned layer; None where the token count is not known."""
     tokens = solution.settings.get("k")
     return None if tokens is None else check_nondegeneracy(solution.layer, k=int(tokens), seed=0)

@@ -1,0 +1,230 @@
+"""What people would use instead of the exact solver, done fairly: Adam, L-BFGS, linear attention.
+
+Each module has one learner, `learn`. This file holds what they share: the student and its random
+start, its loss, and the choice among starts by examples that were not used to fit.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mhalearn._types import Array, Float
+from mhalearn.attention import Chunk, float64, residual, total
+from mhalearn.examples import Examples
+from mhalearn.layer import AttentionLayer
+from mhalearn.outcome import Outcome, Solution, Trace
+from mhalearn.problem import Problem, make_problem
+
+# Parameters by name: theta and w, or the factors of both; `expand` reads them.
+Student = dict[str, Array]
+
+# Keeps students' random numbers apart from teachers': a student drawn like its teacher starts at
+# the truth and proves nothing.
+_ROOT = 0xBA5E
+_HELD_OUT = 8  # one example in so many chooses among the starts
+_ENOUGH = 1e-12  # held-out error (squared, relative) at which no further start is made
+_LOST = 0.5  # held-out error above which nothing was learned
+# Doubles a gradient may hold at once: 128 MiB.
+_WORKSPACE = 2**24
+_LEAST_EXAMPLES = 64  # in a mini-batch, whatever the workspace
+
+# Norm of a random Theta_i, in units where a token's feature has unit size: attention that differs
+# from head to head but is far from saturated. 0.3 to 2 did equally well, 6 loses heads.
+_THETA_NORM = 1.0
+
+
+def student_rng(seed: int, *place: int) -> np.random.Generator:
+    return np.random.default_rng([seed, _ROOT, *place])
+
+
+def hold_out(examples: Examples, seed: int) -> tuple[Examples, Examples]:
+    """Examples to fit, and at least one to choose by."""
+    if examples.n == 1:
+        return examples, examples
+    order = student_rng(seed).permutation(examples.n)
+    count = max(1, examples.n // _HELD_OUT)
+    return examples.subset(np.sort(order[count:])), examples.subset(np.sort(order[:count]))
+
+
+def relative_error(layer: AttentionLayer, examples: Examples) -> float:
+    """Squared error over squared labels, recomputed from the layer in the user's units."""
+    wrong = right = 0.0
+    for x, y, lengths in examples.chunks(1024):
+        inside = (np.arange(examples.k) < lengths[:, None])[..., None]
+        labels = y.astype(np.float64) * inside
+        wrong += float(np.sum((layer(x, lengths) - labels) ** 2))
+        right += float(np.sum(labels**2))
+    return wrong / right if right > 0 else wrong
+
+
+def random_student(
+    problem: Problem, n_heads: int, head_dim: int | None, rng: np.random.Generator
+) -> Student:
+    """A random start: Theta_i of norm 1, and W_i such that outputs have the size of the labels.
+
+    With `head_dim` = h, Theta_i = A_i B_i^T / sqrt(h), and W_i = C_i D_i where h narrows it too.
+    """
+    m, q, d, e = n_heads, problem.query_dim, problem.d, problem.out_dim
+    theta, w = _THETA_NORM / d, 1 / math.sqrt(m * d)  # sizes of an entry
+
+    def draw(size: float, *shape: int) -> Array:
+        return jnp.asarray(size * rng.standard_normal(shape))
+
+    student: Student = {}
+    if head_dim is None:
+        student["theta"] = draw(theta, m, q, d)
+    else:
+        student["query"] = draw(math.sqrt(theta), m, q, head_dim)
+        student["key"] = draw(math.sqrt(theta), m, d, head_dim)
+    if head_dim is None or head_dim >= min(d, e):
+        student["w"] = draw(w, m, d, e)
+    else:
+        factor = math.sqrt(w / math.sqrt(head_dim))
+        student["value"] = draw(factor, m, d, head_dim)
+        student["out"] = draw(factor, m, head_dim, e)
+    if problem.bias:
+        student["bias"] = jnp.zeros((1, e))
+    return student
+
+
+def expand(student: Student) -> tuple[Float[Array, "m q d"], Float[Array, "p e"]]:
+    """The attention and the stacked projections a student stands for."""
+    if "theta" in student:
+        theta = student["theta"]
+    else:
+        theta = jnp.einsum("mqh,mdh->mqd", student["query"], student["key"])
+        theta = theta / math.sqrt(student["key"].shape[-1])
+    heads = student["w"] if "w" in student else student["value"] @ student["out"]
+    w = heads.reshape(-1, heads.shape[-1])
+    return theta, jnp.concatenate([w, student["bias"]]) if "bias" in student else w
+
+
+def batches(problem: Problem, n_heads: int) -> Chunk:
+    """The problem's examples cut for gradients, which need less room than normal equations."""
+    k, d = problem.k, problem.d
+    n = math.prod(problem.data.weight.shape[:2])
+    flat = jax.tree.map(lambda leaf: leaf.reshape(n, *leaf.shape[2:]), problem.data)
+    most = max(_LEAST_EXAMPLES, _WORKSPACE // (k * n_heads * (3 * k + 4 * d)))
+    count = -(-n // most)
+    size = -(-n // count)
+    missing = size * count - n
+
+    def cut(leaf: Array) -> Array:
+        # Repeats of the last example, not zeros: a softmax needs a key. Their weight is zero.
+        padded = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
+        return padded.reshape(count, size, *leaf.shape[1:])
+
+    counts = jnp.arange(size * count).reshape(count, size, 1) < n
+    cuts: Chunk = jax.tree.map(cut, flat)
+    return cuts._replace(weight=jnp.where(counts, cuts.weight, 0.0))
+
+
+def value_and_gradient(student: Student, data: Chunk, energy: Array) -> tuple[Array, Student]:
+    """Relative squared error and its gradient. Memory: one chunk's, forward and back."""
+
+    def squared(student: Student, chunk: Chunk) -> Array:
+        return jnp.sum(residual(*expand(student), chunk) ** 2) / energy
+
+    return total(lambda chunk: jax.value_and_grad(squared)(student, chunk), data)
+
+
+@jax.jit
+def relative_loss(student: Student, data: Chunk, energy: Array) -> Array:
+    return total(lambda chunk: jnp.sum(residual(*expand(student), chunk) ** 2) / energy, data)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every start of a run shares."""
+
+    problem: Problem
+    data: Chunk  # the problem's examples, cut for gradients
+    energy: Array
+    goal: float  # relative training error at which a start stops
+    trace: Trace
+
+    def layer(self, student: Student) -> AttentionLayer:
+        theta, w = expand(student)
+        return self.problem.layer(np.asarray(theta), np.asarray(w))
+
+
+class Descent(NamedTuple):
+    """Where a start ended: its last finite student, and whether it stayed finite."""
+
+    student: Student
+    loss: float
+    finite: bool
+
+
+class Candidate(NamedTuple):
+    """A layer and its error on the examples held out."""
+
+    layer: AttentionLayer
+    error: float
+
+
+def best_of_starts(
+    descend: Callable[[Run, Student, int], Descent],
+    examples: Examples,
+    *,
+    n_heads: int,
+    bias: bool,
+    causal: bool,
+    head_dim: int | None,
+    seed: int,
+    starts: int,
+    goal: float,
+    trace: Trace,
+    settings: dict[str, Any],
+) -> Solution:
+    """Descend from random starts one after the other; keep the best on held-out examples.
+
+    No further start is made once one explains the held-out examples to 1e-12.
+    """
+    with float64():
+        training, held_out = hold_out(examples, seed)
+        problem = make_problem(training, n_heads, bias=bias, causal=causal)
+        run = Run(
+            problem=problem,
+            data=batches(problem, n_heads),
+            energy=jnp.asarray(problem.energy if problem.energy > 0 else 1.0),
+            goal=goal,
+            trace=trace,
+        )
+        best: Candidate | None = None
+        finite = False
+        for start in range(starts):
+            student = random_student(problem, n_heads, head_dim, student_rng(seed, 1, start))
+            end = descend(run, student, start)
+            layer = run.layer(end.student)
+            candidate = Candidate(layer, relative_error(layer, held_out))
+            trace.keep(layer, end.loss)
+            trace.emit(
+                "select", start, end.loss, f"start {start + 1}", held_out_error=candidate.error
+            )
+            finite = finite or end.finite
+            if best is None or candidate.error < best.error:
+                best = candidate
+            if best.error <= _ENOUGH or trace.expired:
+                break
+    assert best is not None
+    shared = {"n_heads": n_heads, "bias": bias, "causal": causal, "head_dim": head_dim}
+    return conclude(best, finite, trace, shared | {"seed": seed, "starts": starts} | settings)
+
+
+def conclude(best: Candidate, finite: bool, trace: Trace, settings: dict[str, Any]) -> Solution:
+    """The provisional outcome; whether a layer is recovered is not for a learner to say."""
+    if trace.expired and best.error > _ENOUGH:
+        outcome, reason = Outcome.TIME_LIMIT, "the time limit came before a start was finished with"
+    elif not finite:
+        outcome, reason = Outcome.NONFINITE, "every start diverged"
+    elif not best.error <= _LOST:
+        outcome, reason = Outcome.STUCK, f"held-out error {best.error:.1e} after every start"
+    else:
+        outcome, reason = Outcome.FITTED, f"held-out error {best.error:.1e}, not certified"
+    return Solution(best.layer, outcome, trace.events, reason, settings=settings)

@@ -1,0 +1,241 @@
+"""What can be promised about a layer, from examples it has not seen.
+
+Three statements, never mixed. (1) Distribution-free: with confidence 1 - delta, at least a fraction
+1 - eps of inputs has relative error at most t (Clopper & Pearson, from the count of exceedances).
+(2) Exactness: the residual, recomputed from scratch, is at the precision of the labels, and no
+direction in parameter space is left open by the inputs; both together are `recovered`. (3) Under
+Gaussian label noise: the covariance of the estimate, sigma^2 (J^T J)^-1, hence intervals.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import beta, norm
+
+from mhalearn.examples import Examples
+from mhalearn.layer import AttentionLayer, Float64
+from mhalearn.spectrum import DENSE_LIMIT, Parameters, measure_spectrum
+
+# Relative error of an example that the distribution-free statement speaks about. Fixed here, before
+# any data are seen, as that statement needs.
+THRESHOLD = 1e-6
+# Relative residual that rounding alone explains: of the labels, and of computing a layer in double.
+_LABEL_ULPS = 16
+_COMPUTED = 1e-12
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What fresh examples say about a layer; `statement` and `reason` put it in words."""
+
+    recovered: bool
+    reason: str
+    relative_mse: float
+    floor: float  # root relative squared error at which labels of this precision are met exactly
+    label_precision: str
+    noise_level: float  # root mean square residual, in units of the labels
+    n_examples: int
+    n_seen: int  # examples left out because the layer was learned from them
+    delta: float
+    threshold: float
+    n_exceeding: int
+    tail_bound: float  # eps
+    spectrum: Float64 | None  # None where the layer is too large
+    null_dimension: int | None
+    intervals: Parameters | None  # half-widths at confidence 1 - delta, each on its own
+    statement: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and words ready for JSON; arrays are summarised."""
+        plain = {
+            name: getattr(self, name)
+            for name in self.__dataclass_fields__
+            if name not in ("spectrum", "intervals")
+        }
+        if self.spectrum is not None:
+            plain["smallest_eigenvalue"] = float(self.spectrum[0])
+            plain["largest_eigenvalue"] = float(self.spectrum[-1])
+        if self.intervals is not None:
+            widest = float(np.max(self.intervals.theta)), float(np.max(self.intervals.w))
+            names = ("widest_theta_interval", "widest_w_interval")
+            plain |= {
+                name: value if np.isfinite(value) else None
+                for name, value in zip(names, widest, strict=True)
+            }
+        return plain
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+
+def certify(
+    layer: AttentionLayer,
+    X_fresh: ArrayLike | Examples,
+    Y_fresh: ArrayLike | None = None,
+    delta: float = 0.05,
+    *,
+    lengths: ArrayLike | None = None,
+    learned_from: Examples | None = None,
+) -> Certificate:
+    """Certify a layer on examples it was not learned from.
+
+    X_fresh may be an Examples, and Y_fresh is then left out. `learned_from`: the inputs that
+    determined the layer, for the spectrum and the intervals; without them the fresh inputs stand
+    in, and the intervals are scaled to the number of examples the layer says it was learned from.
+    Examples the layer was learned from are refused; if they are a minority, they are left out.
+    """
+    if not 0 < delta < 1:
+        raise ValueError(f"delta={delta}: pass a probability between 0 and 1")
+    examples = as_examples(X_fresh, Y_fresh, lengths)
+    _check_fits(layer, examples)
+    examples, n_seen = _unseen(layer, examples)
+    residuals = measure_residuals(layer, examples)
+    n = examples.n
+    exceeding = int(np.sum(residuals.relative > THRESHOLD))
+    tail = 1.0 if exceeding == n else float(beta.ppf(1 - delta, exceeding + 1, n - exceeding))
+    at_floor = residuals.root_relative <= residuals.floor
+    inputs = learned_from if learned_from is not None else examples
+    spectrum = measure_spectrum(layer, inputs)
+    null = None if spectrum is None else spectrum.null_dimension
+    intervals = None
+    if spectrum is not None:
+        learned = (
+            learned_from.n if learned_from else int(layer.metadata.get("n_examples", inputs.n))
+        )
+        width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
+        intervals = _scaled(spectrum.deviations, width)
+    return Certificate(
+        recovered=bool(at_floor and null == 0),
+        reason=_reason(residuals, null, layer),
+        relative_mse=residuals.root_relative**2,
+        floor=residuals.floor,
+        label_precision=residuals.precision,
+        noise_level=residuals.noise_level,
+        n_examples=n,
+        n_seen=n_seen,
+        delta=delta,
+        threshold=THRESHOLD,
+        n_exceeding=exceeding,
+        tail_bound=tail,
+        spectrum=None if spectrum is None else spectrum.theta,
+        null_dimension=null,
+        intervals=intervals,
+        statement=(
+            f"With confidence {1 - delta:.4g}, at least {1 - tail:.4%} of inputs have relative "
+            f"error at most {THRESHOLD:g} ({exceeding} of {n} fresh examples exceeded it)."
+        ),
+    )
+
+
+def as_examples(
+    x: ArrayLike | Examples, y: ArrayLike | None, lengths: ArrayLike | None = None
+) -> Examples:
+    """X and Y, or an Examples in place of both."""
+    if isinstance(x, Examples):
+        if y is not None or lengths is not None:
+            raise ValueError("pass either an Examples or X and Y, not both")
+        return x
+    if y is None:
+        raise ValueError("Y is missing: pass X and Y, or an Examples")
+    return Examples(x, y, lengths)
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """The difference between a layer and labels, recomputed from scratch in float64."""
+
+    squared: Float64  # of each example: |F - Y|^2
+    relative: Float64  # of each example: |F - Y| / |Y|
+    root_relative: float  # of all: square root of |F - Y|^2 / |Y|^2
+    noise_level: float
+    precision: str
+    floor: float
+
+
+def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
+    """Walk over the examples in chunks; memory of one chunk."""
+    wrong, energy, rows = [], [], 0
+    single = True
+    for x, y, lengths in examples.chunks(1024):
+        inside = (np.arange(examples.k) < lengths[:, None])[..., None]
+        y64 = y.astype(np.float64)
+        difference = np.where(inside, layer(x, lengths) - y64, 0.0)
+        wrong.append(np.sum(difference**2, axis=(1, 2)))
+        energy.append(np.sum(np.where(inside, y64, 0.0) ** 2, axis=(1, 2)))
+        rows += int(inside.sum())
+        single = single and bool(np.all(y64.astype(np.float32) == y64))
+    squared, labels = np.concatenate(wrong), np.concatenate(energy)
+    precision = "float16" if examples.y_dtype == np.float16 else "float32" if single else "float64"
+    # Where labels vanish, the error stands for itself.
+    relative = np.sqrt(squared / np.where(labels > 0, labels, 1.0))
+    whole = float(labels.sum()) or 1.0
+    return Residuals(
+        squared=squared,
+        relative=relative,
+        root_relative=float(np.sqrt(squared.sum() / whole)),
+        noise_level=float(np.sqrt(squared.sum() / (rows * examples.out_dim))),
+        precision=precision,
+        floor=float(_LABEL_ULPS * np.finfo(precision).eps + _COMPUTED),
+    )
+
+
+def _unseen(layer: AttentionLayer, examples: Examples) -> tuple[Examples, int]:
+    if not layer.seen.size:
+        return examples, 0
+    seen = np.isin(examples.hashes(), layer.seen)
+    n_seen = int(seen.sum())
+    if 2 * n_seen > examples.n:
+        raise ValueError(
+            f"{n_seen} of {examples.n} examples are those the layer was learned from: "
+            "certify on fresh ones"
+        )
+    return (examples.subset(~seen) if n_seen else examples), n_seen
+
+
+def _check_fits(layer: AttentionLayer, examples: Examples) -> None:
+    if (examples.d, examples.out_dim) != (layer.d, layer.out_dim):
+        raise ValueError(
+            f"the examples have d = {examples.d} and out_dim = {examples.out_dim}, "
+            f"the layer d = {layer.d} and out_dim = {layer.out_dim}"
+        )
+
+
+def _reason(residuals: Residuals, null: int | None, layer: AttentionLayer) -> str:
+    error, floor = residuals.root_relative, residuals.floor
+    if error > floor:
+        return (
+            f"the relative residual {error:.2g} is above {floor:.2g}, "
+            f"where {residuals.precision} labels are met exactly"
+        )
+    if null is None:
+        return (
+            "the residual is at the precision of the labels, but with more than "
+            f"{DENSE_LIMIT} attention unknowns the spectrum that would exclude others is too large"
+        )
+    if null:
+        return (
+            f"the residual is at the precision of the labels, but the inputs leave {null} "
+            "directions in parameter space open"
+        )
+    return (
+        f"the relative residual {error:.2g} is at the precision of the {residuals.precision} "
+        f"labels and the inputs determine all {layer.n_heads} heads"
+    )
+
+
+def _scaled(deviations: Parameters, width: float) -> Parameters:
+    """Half-widths; a parameter that is not determined has none, however small the noise."""
+
+    def half_widths(deviation: Float64) -> Float64:
+        known = np.isfinite(deviation)
+        return np.where(known, np.where(known, deviation, 0.0) * width, np.inf)
+
+    return Parameters(
+        half_widths(deviations.theta),
+        half_widths(deviations.w),
+        None if deviations.key_vector is None else half_widths(deviations.key_vector),
+        None if deviations.out_bias is None else half_widths(deviations.out_bias),
+    )

@@ -1,0 +1,269 @@
+"""The scikit-learn facade: learner, polish, certificate, verdict, in that order. No mathematics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted
+from threadpoolctl import threadpool_limits
+
+from mhalearn import storage
+from mhalearn.baselines import adam, lbfgs, linear
+from mhalearn.certificate import Certificate, as_examples, certify
+from mhalearn.examples import Examples
+from mhalearn.layer import AttentionLayer, Float64, load_layer
+from mhalearn.newton import learn as learn_newton
+from mhalearn.outcome import Event, Outcome, Solution, Trace
+from mhalearn.polish import polish
+from mhalearn.problem import make_problem
+from mhalearn.reduction import reduce_heads
+from mhalearn.terminal import Progress
+from mhalearn.verdict import Evidence, judge
+
+METHODS = ("auto", "newton", "adam", "lbfgs", "linear")
+_LEARNERS: dict[str, Callable[..., Solution]] = {
+    "newton": learn_newton,
+    "adam": adam.learn,
+    "lbfgs": lbfgs.learn,
+    "linear": linear.learn,
+}
+
+
+class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Learn a multi-head attention layer from examples (X, Y).
+
+    n_heads: the number of heads, or "auto" to find it (method "newton" only).
+    method: "newton" (and "auto", which means it), or a baseline: "adam", "lbfgs", "linear".
+    head_dim: rank of every Theta_i, where it is known to be less than d.
+    bias: learn a key-side vector a head and an output bias. causal: tokens see no later token.
+    polish: descend to machine precision after the learner.
+    random_state: seed of all randomness. max_seconds: when to stop with the best layer so far.
+    checkpoint: a .safetensors file that always holds the best layer so far; resume: start from it.
+    progress: True draws a live line on a terminal. on_event: called with every Event.
+
+    After `fit`: layer_, outcome_, certificate_ (None if no example could be spared), trace_,
+    n_heads_, n_features_in_, solution_.
+    """
+
+    def __init__(
+        self,
+        n_heads: int | Literal["auto"] = "auto",
+        method: str = "auto",
+        *,
+        head_dim: int | None = None,
+        bias: bool = False,
+        causal: bool = False,
+        polish: bool = True,
+        random_state: int = 0,
+        max_seconds: float | None = None,
+        checkpoint: str | Path | None = None,
+        resume: bool = False,
+        progress: bool | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        self.n_heads = n_heads
+        self.method = method
+        self.head_dim = head_dim
+        self.bias = bias
+        self.causal = causal
+        self.polish = polish
+        self.random_state = random_state
+        self.max_seconds = max_seconds
+        self.checkpoint = checkpoint
+        self.resume = resume
+        self.progress = progress
+        self.on_event = on_event
+
+    def fit(
+        self, X: ArrayLike | Examples, Y: ArrayLike | None = None, lengths: ArrayLike | None = None
+    ) -> AttentionRegressor:
+        """Learn from X (n, k, d) and Y (n, k, e), or from an Examples."""
+        examples = as_examples(X, Y, lengths)
+        self._check(examples)
+        with Progress(enabled=bool(self.progress)) as progress:
+            self._trace = Trace(self.max_seconds, self._listener(progress), self._keeper())
+            # LAPACK's threads would fight XLA's for the same cores.
+            with threadpool_limits(1, user_api="blas"):
+                solution = self._solve(examples, self._trace)
+        self.solution_ = solution
+        self.layer_: AttentionLayer = solution.layer
+        self.outcome_: Outcome = solution.outcome
+        self.trace_: list[Event] = solution.trace
+        self.certificate_: Certificate | None = solution.certificate
+        self.n_heads_ = solution.layer.n_heads
+        self.n_features_in_ = examples.d
+        return self
+
+    def predict(self, X: ArrayLike, lengths: ArrayLike | None = None) -> Float64:
+        """The learned layer's outputs (n, k, e)."""
+        check_is_fitted(self)
+        return self.layer_(X, lengths)
+
+    def score(self, X: ArrayLike, Y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Coefficient of determination over all outputs: 1 - |Y - F|^2 / |Y - mean Y|^2."""
+        check_is_fitted(self)
+        examples = Examples(X, Y)
+        y = examples.arrays().y.astype(np.float64)
+        weights = np.ones(len(y)) if sample_weight is None else np.asarray(sample_weight)
+        if weights.shape != (len(y),):
+            raise ValueError(f"sample_weight must have one number for each of {len(y)} examples")
+        each = weights[:, None, None]
+        middle = np.sum(each * y, axis=(0, 1)) / (each.sum() * y.shape[1])
+        spread = float(np.sum(each * (y - middle) ** 2))
+        wrong = float(np.sum(each * (y - self.predict(X)) ** 2))
+        return 1.0 - wrong / spread if spread > 0 else float(wrong == 0.0)
+
+    def best_layer_so_far_(self) -> AttentionLayer | None:
+        """The best layer of a fit that is running or was interrupted; None before there is one."""
+        trace: Trace | None = getattr(self, "_trace", None)
+        return None if trace is None else trace.best
+
+    def _solve(self, examples: Examples, trace: Trace) -> Solution:
+        fitted, held = self._split(examples)
+        solution = self._learn(fitted, trace)
+        layer = solution.layer
+        if self.polish and solution.outcome is Outcome.FITTED:
+            problem = make_problem(fitted, layer.n_heads, bias=self.bias, causal=self.causal)
+            layer, loss = polish(layer, problem, trace, head_dim=self.head_dim)
+            layer, loss = reduce_heads(layer, loss, fitted, trace, head_dim=self.head_dim)
+        layer = layer.replace(metadata=self._metadata(fitted))
+        certificate = None
+        if held is not None:
+            certificate = certify(layer, held, learned_from=fitted)
+            trace.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
+        outcome, reason = self._judge(solution.outcome, layer, examples, fitted, held, certificate)
+        trace.emit("outcome", detail=f"{outcome.name}: {reason}")
+        return Solution(
+            layer=layer.replace(seen=examples.hashes()),
+            outcome=outcome,
+            trace=trace.events,
+            reason=reason,
+            certificate=certificate,
+            settings=self._settings(examples),
+        )
+
+    def _learn(self, examples: Examples, trace: Trace) -> Solution:
+        method = "newton" if self.method == "auto" else self.method
+        options: dict[str, Any] = {}
+        if method == "newton" and self.resume:
+            options["start"] = load_layer(str(self.checkpoint))
+        return _LEARNERS[method](
+            examples,
+            n_heads=self.n_heads,
+            bias=self.bias,
+            causal=self.causal,
+            head_dim=self.head_dim,
+            seed=self.random_state,
+            trace=trace,
+            **options,
+        )
+
+    def _judge(
+        self,
+        ended: Outcome,
+        layer: AttentionLayer,
+        examples: Examples,
+        fitted: Examples,
+        held: Examples | None,
+        certificate: Certificate | None,
+    ) -> tuple[Outcome, str]:
+        asked = None if self.n_heads == "auto" else self.n_heads
+        limit = examples.counting_limit(asked or layer.n_heads, self.bias, self.head_dim)
+        if examples.n < limit:
+            return Outcome.TOO_FEW_EXAMPLES, (
+                f"{examples.n} examples, and the counting limit for this layer is {limit:.1f}"
+            )
+        recovered = certificate is not None and certificate.recovered
+        if ended in (Outcome.NONFINITE, Outcome.TIME_LIMIT) and not recovered:
+            return ended, ended.explanation
+        evidence = Evidence(layer, asked, fitted, held, certificate)
+        return judge(evidence, self._trace, self.random_state)
+
+    def _split(self, examples: Examples) -> tuple[Examples, Examples | None]:
+        """Keep an eighth of the examples to certify with, if the rest still determines the layer.
+
+        Which ones is random: files are often sorted.
+        """
+        heads = 1 if self.n_heads == "auto" else self.n_heads
+        limit = examples.counting_limit(heads, self.bias, self.head_dim)
+        held = min(max(2, examples.n // 8), 1024)
+        if examples.n - held < 1.5 * limit:
+            return examples, None
+        order = np.random.default_rng([self.random_state, 0x5B117]).permutation(examples.n)
+        return examples.subset(np.sort(order[held:])), examples.subset(np.sort(order[:held]))
+
+    def _check(self, examples: Examples) -> None:
+        """Reject what cannot work before any work is done."""
+        if self.method not in METHODS:
+            raise ValueError(f"method={self.method!r}: choose one of {', '.join(METHODS)}")
+        if self.n_heads == "auto":
+            if self.method not in ("auto", "newton"):
+                raise ValueError(f"method={self.method!r} needs n_heads as a number")
+        elif isinstance(self.n_heads, bool) or not isinstance(self.n_heads, int | np.integer):
+            raise ValueError(f"n_heads={self.n_heads!r}: pass a number or 'auto'")
+        elif self.n_heads < 1:
+            raise ValueError(f"n_heads={self.n_heads}: a layer has at least one head")
+        if self.head_dim is not None and not 1 <= self.head_dim <= examples.d:
+            raise ValueError(f"head_dim={self.head_dim}: pass a rank from 1 to d = {examples.d}")
+        if isinstance(self.random_state, bool) or not isinstance(
+            self.random_state, int | np.integer
+        ):
+            raise ValueError(f"random_state={self.random_state!r}: pass an integer seed")
+        if self.random_state < 0:
+            raise ValueError(f"random_state={self.random_state}: pass a seed of at least 0")
+        if self.max_seconds is not None and not self.max_seconds > 0:
+            raise ValueError(f"max_seconds={self.max_seconds}: pass a positive number or None")
+        if self.resume and self.checkpoint is None:
+            raise ValueError("resume=True needs the checkpoint file to resume from")
+        if self.checkpoint is not None:
+            storage.check_writable(self.checkpoint)
+        if self.resume:
+            start = load_layer(str(self.checkpoint))
+            if (start.d, start.out_dim) != (examples.d, examples.out_dim):
+                raise ValueError(
+                    f"{storage.show(self.checkpoint or '')}: the checkpoint maps {start.d} features "
+                    f"to {start.out_dim}, the examples {examples.d} to {examples.out_dim}"
+                )
+
+    def _listener(self, progress: Progress) -> Callable[[Event], None]:
+        def listen(event: Event) -> None:
+            progress.on_event(event)
+            if self.on_event is not None:
+                self.on_event(event)
+
+        return listen
+
+    def _keeper(self) -> Callable[[AttentionLayer, float], None] | None:
+        if self.checkpoint is None:
+            return None
+        path = self.checkpoint
+        return lambda layer, loss: layer.replace(metadata={"held_out_loss": repr(loss)}).save(path)
+
+    def _metadata(self, fitted: Examples) -> dict[str, str]:
+        settings = {"method": self.method, "seed": self.random_state, "n_examples": fitted.n}
+        return {name: str(value) for name, value in settings.items()}
+
+    def _settings(self, examples: Examples) -> dict[str, Any]:
+        chosen = self.get_params(deep=False)
+        for name in ("progress", "on_event", "checkpoint", "resume"):
+            chosen.pop(name)
+        shape = {"n": examples.n, "k": examples.k, "d": examples.d, "out_dim": examples.out_dim}
+        return chosen | shape
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The running trace belongs to the process; callbacks are the caller's to restore."""
+        state = dict(super().__getstate__())
+        state.pop("_trace", None)
+        return state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.three_d_array = True
+        tags.target_tags.multi_output = True
+        return tags

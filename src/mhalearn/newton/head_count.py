@@ -1,0 +1,47 @@
+"""The number of heads, from the examples: double it until held-out examples are explained."""
+
+from collections.abc import Callable
+
+from mhalearn.outcome import Solution, Trace
+
+# A fit with more heads must lower the held-out error by this factor to count as better.
+_WORTH = 0.8
+
+
+def choose_heads(
+    fit: Callable[[int], tuple[Solution, float]], most: int, exact: float, trace: Trace
+) -> Solution:
+    """Search for the smallest head count whose held-out error is as low as any.
+
+    fit(m) returns a solution with m heads and its held-out error. A count that explains the
+    held-out examples exactly ends the doubling: surplus heads in it are merged later by the
+    canonical form. With noise, the counts between the last two doublings are bisected.
+    Trust: a heuristic; `most` bounds it by the counting limit.
+    """
+    found: dict[int, tuple[Solution, float]] = {}
+
+    def error(m: int) -> float:
+        if m not in found:
+            found[m] = fit(m)
+            trace.emit("head count", m, found[m][1], detail=f"{m} heads tried")
+        return found[m][1]
+
+    m = 1
+    while error(m) > exact and m < most and not trace.expired:
+        larger = min(2 * m, most)
+        if error(larger) > _WORTH * error(m) and error(min(2 * larger, most)) > _WORTH * error(m):
+            break
+        m = larger
+    best = min(found, key=lambda count: found[count][1])
+    if found[best][1] <= exact:
+        return found[best][0]
+    bar = found[best][1] / _WORTH
+    enough = min(count for count in found if found[count][1] <= bar)
+    too_few = max((count for count in found if count < enough), default=0)
+    while enough - too_few > 1 and not trace.expired:
+        middle = (enough + too_few) // 2
+        if error(middle) <= bar:
+            enough = middle
+        else:
+            too_few = middle
+    return found[enough][0]

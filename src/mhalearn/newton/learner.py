@@ -1,0 +1,157 @@
+"""The learner: rounds of starts, each round more patient, until one explains held-out examples."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mhalearn.examples import Examples
+from mhalearn.layer import AttentionLayer
+from mhalearn.newton.continuation import run_continuation
+from mhalearn.newton.head_count import choose_heads
+from mhalearn.newton.start import estimate_scales, random_starts
+from mhalearn.outcome import Outcome, Solution, Trace
+from mhalearn.polish import State, polish
+from mhalearn.problem import Problem, make_problem
+
+# Relative squared error that only the true function reaches on held-out examples.
+EXACT = 1e-16
+
+
+@dataclass(frozen=True)
+class Round:
+    """How many starts descend side by side, and over how many steps the ridge is annealed."""
+
+    n_starts: int
+    anneal_steps: int
+
+
+# Generic layers with a few times the counting limit of examples fall to the first round; sixteen
+# starts in all are what is worth trying near the limit.
+ROUNDS = (Round(1, 10), Round(3, 30), Round(12, 80))
+
+
+def learn(
+    examples: Examples,
+    *,
+    n_heads: int | Literal["auto"],
+    bias: bool,
+    causal: bool,
+    head_dim: int | None,
+    seed: int,
+    trace: Trace,
+    start: AttentionLayer | None = None,
+) -> Solution:
+    """Learn a layer with the given number of heads, or with as many as the examples ask for.
+
+    `start` is a layer to descend from before any random start.
+    Cost: O(n k m d (d + k + e)) a conjugate-gradient step, some hundred of them a start.
+    Trust: a heuristic with no guarantee of success; what it returns is checked elsewhere.
+    """
+
+    def with_heads(count: int, rounds: tuple[Round, ...] = ROUNDS) -> tuple[Solution, float]:
+        fit, held = split_for_choice(examples, count, bias=bias, head_dim=head_dim)
+        problem = make_problem(fit, count, bias=bias, causal=causal)
+        choice = Choice(problem, held, trace)
+        if start is not None and start.n_heads == count:
+            choice.offer(polish(start, problem, trace, head_dim=head_dim)[0])
+        outcome = run_rounds(
+            problem, choice, rounds, n_heads=count, head_dim=head_dim, seed=seed, trace=trace
+        )
+        return choice.solution(outcome), choice.loss
+
+    if n_heads != "auto":
+        # Below the counting limit no effort helps.
+        enough = examples.n >= examples.counting_limit(n_heads, bias, head_dim)
+        return with_heads(n_heads, ROUNDS if enough else ROUNDS[:1])[0]
+    most = most_heads(examples, bias=bias, head_dim=head_dim)
+    return choose_heads(lambda count: with_heads(count, ROUNDS[:-1]), most, EXACT, trace)
+
+
+def run_rounds(
+    problem: Problem,
+    choice: "Choice",
+    rounds: tuple[Round, ...],
+    *,
+    n_heads: int,
+    head_dim: int | None,
+    seed: int,
+    trace: Trace,
+) -> Outcome:
+    """Offer every start's end point to the choice; stop at the first round that is exact."""
+    choice.offer(problem.zero_layer(n_heads))
+    if problem.energy == 0.0:
+        return Outcome.FITTED
+    scales = estimate_scales(problem, n_heads)
+    for number, round_ in enumerate(rounds):
+        if choice.loss < EXACT or trace.expired:
+            break
+        run_continuation(
+            random_starts(problem, n_heads, round_.n_starts, seed, number),
+            problem,
+            scales,
+            trace,
+            choice.offer_starts,
+            stage=f"round {number + 1}",
+            anneal_steps=round_.anneal_steps,
+            head_dim=head_dim,
+        )
+    if choice.loss < EXACT:
+        return Outcome.FITTED
+    if trace.expired:
+        return Outcome.TIME_LIMIT
+    return Outcome.FITTED if choice.any_finite else Outcome.NONFINITE
+
+
+def most_heads(examples: Examples, *, bias: bool, head_dim: int | None) -> int:
+    """The largest head count the examples could determine; at least one."""
+    most = 1
+    while examples.counting_limit(most + 1, bias, head_dim) <= examples.n:
+        most += 1
+    return most
+
+
+class Choice:
+    """The best layer so far, judged on held-out examples."""
+
+    def __init__(self, problem: Problem, held: Examples, trace: Trace) -> None:
+        self._problem, self._trace = problem, trace
+        self._x, self._y, self._lengths = held.arrays()
+        self._inside = np.arange(held.k) < self._lengths[:, None]
+        self._energy = float(np.sum(np.square(self._y[self._inside], dtype=np.float64))) or 1.0
+        self.layer: AttentionLayer | None = None
+        self.loss = np.inf
+        self.any_finite = False
+
+    def offer(self, layer: AttentionLayer) -> None:
+        wrong = (layer(self._x, self._lengths) - self._y)[self._inside]
+        loss = float(np.sum(wrong**2)) / self._energy
+        if loss < self.loss:
+            self.layer, self.loss = layer, loss
+            self._trace.keep(layer, loss)
+
+    def offer_starts(self, state: State) -> None:
+        for theta, w in zip(np.asarray(state.theta), np.asarray(state.w), strict=True):
+            if np.isfinite(theta).all() and np.isfinite(w).all():
+                self.any_finite = True
+                self.offer(self._problem.layer(theta, w))
+
+    def solution(self, outcome: Outcome) -> Solution:
+        assert self.layer is not None
+        self._trace.emit("choice", loss=self.loss, detail="error on held-out examples")
+        return Solution(self.layer, outcome, self._trace.events)
+
+
+def split_for_choice(
+    examples: Examples, n_heads: int, *, bias: bool, head_dim: int | None
+) -> tuple[Examples, Examples]:
+    """Examples to descend on and examples to choose by: a tenth, if the rest still suffices.
+
+    Near the counting limit nothing can be spared, and the choice falls on the training error.
+    """
+    spare = int(examples.n - np.ceil(1.5 * examples.counting_limit(n_heads, bias, head_dim)))
+    held = min(max(1, examples.n // 10), 256)
+    if spare < held:
+        return examples, examples
+    first = examples.n - held
+    return examples.subset(slice(0, first)), examples.subset(slice(first, None))

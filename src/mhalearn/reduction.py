@@ -1,0 +1,44 @@
+"""Fewer heads where they explain as much: the canonical form of a fitted layer."""
+
+from mhalearn.examples import Examples
+from mhalearn.layer import AttentionLayer
+from mhalearn.outcome import Trace
+from mhalearn.polish import polish
+from mhalearn.problem import make_problem
+
+# Surplus heads converge slowly to copies of another head or to W = 0, so they are looked for
+# generously first; polish decides whether the smaller layer still explains the examples.
+_TOLERANCES = (1e-1, 1e-2, 1e-4, 1e-6, 1e-8)
+
+
+def reduce_heads(
+    layer: AttentionLayer,
+    loss: float,
+    examples: Examples,
+    trace: Trace,
+    *,
+    head_dim: int | None,
+) -> tuple[AttentionLayer, float]:
+    """The smallest canonical form that fits the examples as well as the layer does.
+
+    Trust: numerical. A merged layer is kept only if, polished, its relative loss is at most ten
+    times the given one or at rounding.
+    """
+    tried = {layer.n_heads}
+    for tolerance in _TOLERANCES:
+        smaller = layer.canonical(tolerance=tolerance)
+        if smaller.n_heads in tried:
+            continue
+        tried.add(smaller.n_heads)
+        problem = make_problem(
+            examples, smaller.n_heads, bias=layer.out_bias is not None, causal=layer.causal
+        )
+        smaller, smaller_loss = polish(smaller, problem, trace, head_dim=head_dim)
+        if smaller_loss <= max(1.02 * loss, 1e-22):
+            trace.emit(
+                "reduction",
+                loss=smaller_loss,
+                detail=f"{smaller.n_heads} heads explain what {layer.n_heads} did",
+            )
+            return smaller, smaller_loss
+    return layer.canonical(tolerance=0.0), loss

@@ -1,0 +1,136 @@
+"""Which outcome a fitted layer deserves, and why, in one sentence."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mhalearn.attention import in_float64
+from mhalearn.certificate import Certificate, measure_residuals
+from mhalearn.examples import Examples
+from mhalearn.layer import AttentionLayer
+from mhalearn.outcome import Outcome, Trace
+from mhalearn.polish import begin, descend, settled
+from mhalearn.problem import make_problem
+from mhalearn.spectrum import measure_spectrum
+
+# A layer that leaves more than this share of the label energy unexplained is not a fit.
+_HOPELESS = 0.5
+# Below this share a fit is called low in error even where what is left has structure.
+_LOW = 1e-4
+_PROBE_STARTS, _PROBE_STEPS = 4, 25
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the verdict rests on."""
+
+    layer: AttentionLayer
+    asked_heads: int | None  # None where the head count was left open
+    fitted: Examples
+    held: Examples | None  # None where no example could be spared, and then so is
+    certificate: Certificate | None
+
+
+def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
+    """Name the outcome of a run that ended by itself.
+
+    RECOVERED needs the certificate and the head count asked for. What is not recovered is told
+    apart by what is left over: nothing, noise, or something one more head would explain.
+    """
+    layer, certificate = evidence.layer, evidence.certificate
+    fitted = measure_residuals(layer, evidence.fitted)
+    exact_fit = fitted.root_relative <= fitted.floor
+    if certificate is None:
+        spectrum = measure_spectrum(layer, evidence.fitted) if exact_fit else None
+        if spectrum is not None and spectrum.null_dimension:
+            return Outcome.NOT_IDENTIFIED, _family(spectrum.null_dimension)
+        return Outcome.FITTED, (
+            f"relative training error {fitted.root_relative**2:.2g}, and no example could be "
+            "spared to certify with: give more examples"
+        )
+    if certificate.recovered and evidence.asked_heads in (None, layer.n_heads):
+        return Outcome.RECOVERED, certificate.reason
+    if certificate.recovered:
+        return Outcome.NOT_IDENTIFIED, _surplus(layer, evidence.asked_heads or 0)
+    held_error = certificate.relative_mse
+    if exact_fit and held_error <= certificate.floor**2:
+        if certificate.null_dimension is None:
+            return Outcome.FITTED, certificate.reason
+        return Outcome.NOT_IDENTIFIED, _family(certificate.null_dimension)
+    if exact_fit:
+        return Outcome.NOT_IDENTIFIED, (
+            f"the examples are fitted exactly but others are not (relative error "
+            f"{held_error:.2g}), with {certificate.null_dimension} directions open: give more examples"
+        )
+    if held_error > _HOPELESS:
+        return Outcome.STUCK, (
+            f"the best layer leaves {held_error:.0%} of the label energy of held-out examples: "
+            "more heads, more examples, or labels that no attention layer makes"
+        )
+    return _judge_rest(evidence, held_error, certificate, trace, seed)
+
+
+def _judge_rest(
+    evidence: Evidence, held_error: float, certificate: Certificate, trace: Trace, seed: int
+) -> tuple[Outcome, str]:
+    """Noise, or structure? Ask whether one more head explains held-out examples better."""
+    gain = one_more_head(evidence, trace, seed)
+    noise = f"the rest looks like noise of level {certificate.noise_level:.3g}"
+    if gain is None:
+        return Outcome.FITTED, (
+            f"relative error {held_error:.2g}; too few examples to tell noise from a missing head"
+        )
+    if gain <= 0:
+        return Outcome.FITTED, f"relative error {held_error:.2g}; {noise}"
+    structured = (
+        f"relative error {held_error:.2g}, of which one more head explains {gain:.0%}: "
+        "more heads, a start that missed one, or labels that no attention layer makes"
+    )
+    return (Outcome.FITTED if held_error <= _LOW else Outcome.STUCK), structured
+
+
+@in_float64
+def one_more_head(evidence: Evidence, trace: Trace, seed: int) -> float | None:
+    """Share of the held-out error that one more head removes; 0 if the gain is not significant.
+
+    The head is added to the layer and all of it descends; examples are paired, and a gain counts
+    at four standard errors. None where the examples could not determine one more head.
+    """
+    layer, held = evidence.layer, evidence.held
+    assert held is not None
+    bias, more = layer.out_bias is not None, layer.n_heads + 1
+    if held.n < 4 or evidence.fitted.n < 1.5 * evidence.fitted.counting_limit(more, bias):
+        return None
+    problem = make_problem(evidence.fitted, more, bias=bias, causal=layer.causal)
+    rng = np.random.default_rng([seed, 0x0E4D])
+    added = rng.normal(size=(_PROBE_STARTS, 1, problem.query_dim, problem.d))
+    added *= rng.uniform(1.0, 4.0, size=(_PROBE_STARTS, 1, 1, 1)) / np.linalg.norm(
+        added, axis=(2, 3), keepdims=True
+    )
+    known = np.broadcast_to(problem.theta(layer), (_PROBE_STARTS, *problem.theta(layer).shape))
+    state = begin(np.concatenate([known, added], axis=1), problem)
+    for step in range(_PROBE_STEPS):
+        state = descend(state, problem)
+        trace.emit("one more head", step, float(np.nanmin(np.asarray(state.loss))))
+        if settled(state).all() or trace.expired:
+            break
+    best = int(np.nanargmin(np.asarray(state.loss)))
+    larger = problem.layer(np.asarray(state.theta[best]), np.asarray(state.w[best]))
+    before = measure_residuals(layer, held).squared
+    after = measure_residuals(larger, held).squared
+    gains = before - after
+    error = float(np.std(gains, ddof=1)) / np.sqrt(len(gains))
+    significant = gains.mean() > 4 * error and gains.mean() > 0.03 * before.mean()
+    return float(gains.mean() / before.mean()) if significant else 0.0
+
+
+def _family(dimension: int) -> str:
+    return f"a family of layers of dimension {dimension} fits the examples exactly"
+
+
+def _surplus(layer: AttentionLayer, asked: int) -> str:
+    dimension = (asked - layer.n_heads) * layer.d * max(layer.d, layer.out_dim)
+    return (
+        f"{layer.n_heads} heads explain the examples exactly, so a family of layers with {asked} "
+        f"heads does too (dimension at least {dimension}): ask for n_heads={layer.n_heads}"
+    )

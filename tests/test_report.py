@@ -1,0 +1,232 @@
+"""The report: one file that stands alone, says what is certain, and escapes what it is given."""
+
+import math
+import re
+from html.parser import HTMLParser
+
+import matplotlib
+import numpy as np
+import pytest
+
+import mhalearn as mha
+from mhalearn.outcome import Event, Outcome, Solution
+from mhalearn.report import figures
+from mhalearn.report.page import number, render
+
+VOID = {"meta", "link", "br", "hr", "img", "input", "area", "base", "col", "embed", "source", "wbr"}
+
+
+class Page(HTMLParser):
+    """Reads a page and keeps what the tests ask about; unbalanced tags are an error."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.attributes, self.words = [], [], [], []
+        self.tags = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self._note(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self._note(tag, attrs)
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    def _note(self, tag, attrs):
+        self.tags.append(tag)
+        for name, value in attrs:
+            self.attributes.append((tag, name, value))
+            if name == "id":
+                self.ids.append(value)
+
+    @property
+    def text(self):
+        return " ".join("".join(self.words).split())
+
+
+def learned(n_heads=2, d=6, outcome=Outcome.RECOVERED, **extra):
+    """A layer near a random truth, as a run would return it."""
+    truth = mha.random_layer(n_heads=n_heads, d=d, seed=3)
+    rng = np.random.default_rng(0)
+    layer = truth.replace(
+        theta=truth.theta[::-1] + 1e-14 * rng.standard_normal(truth.theta.shape),
+        w=truth.w[::-1],
+        seen=np.arange(10, dtype=np.uint64),
+    )
+    trace = [Event("start", 0, math.nan, 0.01)]
+    trace += [Event("round 1", i, 10.0 ** (-i), 0.1 + 0.1 * i) for i in range(20)]
+    trace += [Event("polish", i, 0.0, 2.2 + 0.1 * i) for i in range(3)]
+    settings = {"n_heads": n_heads, "method": "newton", "random_state": 7, "k": 4}
+    fields = {"reason": "Because it fits.", "settings": settings} | extra
+    return Solution(layer, outcome, trace, **fields), truth
+
+
+@pytest.fixture(scope="module")
+def certificate():
+    solution, truth = learned()
+    x = mha.sample_inputs("boolean", 100, 4, 6, seed=5)
+    return mha.certify(solution.layer, x, truth(x))
+
+
+def test_the_page_stands_alone(certificate, tmp_path):
+    solution, truth = learned(certificate=certificate)
+    path = tmp_path / "report.html"
+    mha.write_report(solution, path, truth=truth)
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    for tag, name, value in page.attributes:
+        if name in ("src", "href", "xlink:href", "srcset", "action", "poster"):
+            assert value.startswith(("#", "data:image/png;base64,")), (tag, name, value)
+        assert not name.startswith("on")
+    assert not set(page.tags) & {"script", "link", "iframe", "object", "base"}
+    assert "@import" not in text
+    assert all(u.startswith("#") for u in re.findall(r"url\(([^)]*)\)", text))
+    assert len(page.ids) == len(set(page.ids))
+    named = {value for _, name, value in page.attributes if name == "aria-labelledby"}
+    assert named <= set(page.ids)
+    assert ("meta", "name", "viewport") in page.attributes
+    assert len(text) < 2_000_000
+
+
+def test_every_figure_has_a_text_alternative(certificate):
+    solution, truth = learned(certificate=certificate)
+    text = render(solution, truth)
+    opened = re.findall(r"<svg[^>]*>\s*<title id=\"([^\"]+)\">([^<]+)</title>", text)
+    assert len(opened) == text.count("<svg ")
+    assert len(opened) == 2 * 2 * 4 + 2 + 2  # heads, two matrices, four panels; two figures twice
+    assert text.count('role="img"') == len(opened)
+
+
+def test_it_says_verdict_certificate_conditions_and_how_to_repeat(certificate):
+    solution, truth = learned(certificate=certificate)
+    said = Page(render(solution, truth)).text
+    assert "The layer was recovered." in said
+    assert "Because it fits." in said
+    assert certificate.statement in said
+    for item in mha.check_nondegeneracy(solution.layer, k=4, seed=0).items:
+        assert item.name in said
+    assert "n_heads=2, method='newton', random_state=7" in said
+    assert "largest relative parameter error" in said
+    assert re.search(r"[0-9a-f]{64}", said)
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_every_outcome_has_a_headline(outcome):
+    solution, _ = learned(outcome=outcome)
+    said = Page(render(solution)).text
+    assert outcome.name in said
+    assert "nothing is promised" in said
+    assert ("The layer was recovered." in said) == (outcome is Outcome.RECOVERED)
+
+
+def test_the_truth_is_drawn_beside_its_match():
+    solution, truth = learned()
+    text = render(solution, truth)
+    assert Page(text).text.count("difference") >= 4
+    largest = re.findall(r"learned minus truth: at most ([0-9.e-]+) in size", text)
+    assert len(largest) == 4
+    assert all(float(value) < 1e-12 for value in largest)  # the heads were given in another order
+
+
+def test_a_truth_with_other_heads_is_said_and_not_subtracted():
+    solution, _ = learned()
+    said = Page(render(solution, mha.random_layer(n_heads=3, d=6, seed=0))).text
+    assert "The truth has 3 heads" in said
+    assert "minus" not in said
+
+
+def test_strings_are_escaped():
+    evil = '<script>alert("x")</script>&amp;'
+    solution, _ = learned(reason=evil, settings={evil: evil, "k": 4})
+    trace = [Event(evil, 0, 1.0, 0.1, evil), Event(evil, 1, 0.1, 0.2)]
+    solution = Solution(solution.layer, solution.outcome, trace, evil, None, solution.settings)
+    text = render(solution)
+    page = Page(text)
+    assert "<script" not in text
+    assert "script" not in page.tags
+    assert evil in page.text
+
+
+def test_no_trace_no_settings_no_certificate():
+    layer = mha.random_layer(n_heads=1, d=2, out_dim=1, key_vector=True, out_bias=True, causal=True)
+    said = Page(render(Solution(layer, Outcome.STUCK, []))).text
+    assert "recorded no events" in said
+    assert "not certified" in said
+    assert "Not measured" in said
+    assert Outcome.STUCK.explanation[1:] in said  # as a sentence, with a capital letter
+
+
+def test_a_zero_layer_and_a_trace_of_nans_are_drawn():
+    layer = mha.AttentionLayer(np.zeros((1, 3, 3)), np.zeros((1, 3, 2)))
+    trace = [Event("start", i, math.nan, 0.1 * i) for i in range(3)]
+    Page(render(Solution(layer, Outcome.NONFINITE, trace)))
+
+
+def test_large_layers_stay_small_files():
+    truth = mha.random_layer(n_heads=300, d=70, seed=0)
+    trace = [Event(f"round {i // 100}", i, 1 / (i + 1), i / 100) for i in range(5_000)]
+    text = render(Solution(truth, Outcome.FITTED, trace), truth)
+    assert len(text.encode()) < 2_000_000
+    said = Page(text).text
+    assert "The first 12 heads are drawn" in said
+    assert "The first 256 of 300" in said
+    assert "entry of largest size in its block" in said
+
+
+def test_the_same_run_gives_the_same_page_and_matplotlib_keeps_its_settings():
+    before = dict(matplotlib.rcParams)
+    solution, truth = learned()
+    assert render(solution, truth) == render(solution, truth)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_only_a_run_can_be_reported(tmp_path):
+    with pytest.raises(ValueError, match="pass a Solution or a fitted"):
+        mha.write_report({"layer": None}, tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_path_is_refused(tmp_path):
+    solution, _ = learned()
+    with pytest.raises(ValueError, match="does not exist"):
+        mha.write_report(solution, tmp_path / "nowhere" / "report.html")
+    with pytest.raises(ValueError, match="is a folder"):
+        mha.write_report(solution, tmp_path)
+
+
+def test_thinning_keeps_the_largest_entry_of_each_block():
+    matrix = np.zeros((200, 70))
+    matrix[130, 33], matrix[10, 2] = -5.0, 3.0
+    small = figures._thinned(matrix)
+    assert small.shape == (64, 64)
+    assert small.min() == -5.0
+    assert small.max() == 3.0
+    assert np.count_nonzero(small) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "\N{EN DASH}"),
+        (math.nan, "\N{EN DASH}"),
+        (math.inf, "∞"),
+        (0.0, "0"),
+        (200, "200"),
+        (0.0149, "0.0149"),
+        (-0.5, "\N{MINUS SIGN}0.5"),
+        (3.14e-15, "3.1\N{MULTIPLICATION SIGN}10⁻¹⁵"),
+    ],
+)
+def test_numbers(value, said):
+    assert number(value) == said
