@@ -36,7 +36,7 @@ def mhalearn(capsys, monkeypatch):
 def environment(tmp_path_factory):
     """For processes of their own; they share a compilation cache."""
     return os.environ | {
-        "PYTHONPATH": str(SOURCE),
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
         "MHALEARN_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
         "COLUMNS": "100",
         "TERM": "xterm",

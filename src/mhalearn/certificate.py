@@ -17,14 +17,12 @@ from scipy.stats import beta, norm
 
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, Float64
+from mhalearn.precision import label_precision
 from mhalearn.spectrum import DENSE_LIMIT, Parameters, measure_spectrum
 
 # Relative error of an example that the distribution-free statement speaks about. Fixed here, before
 # any data are seen, as that statement needs.
 THRESHOLD = 1e-6
-# Relative residual that rounding alone explains: of the labels, and of computing a layer in double.
-_LABEL_ULPS = 16
-_COMPUTED = 1e-12
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,6 @@ class Residuals:
 def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
     """Walk over the examples in chunks; memory of one chunk."""
     wrong, energy, rows = [], [], 0
-    single = True
     for x, y, lengths in examples.chunks(1024):
         inside = (np.arange(examples.k) < lengths[:, None])[..., None]
         y64 = y.astype(np.float64)
@@ -166,9 +163,8 @@ def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
         wrong.append(np.sum(difference**2, axis=(1, 2)))
         energy.append(np.sum(np.where(inside, y64, 0.0) ** 2, axis=(1, 2)))
         rows += int(inside.sum())
-        single = single and bool(np.all(y64.astype(np.float32) == y64))
     squared, labels = np.concatenate(wrong), np.concatenate(energy)
-    precision = "float16" if examples.y_dtype == np.float16 else "float32" if single else "float64"
+    precision = label_precision(examples)
     # Where labels vanish, the error stands for itself.
     relative = np.sqrt(squared / np.where(labels > 0, labels, 1.0))
     whole = float(labels.sum()) or 1.0
@@ -177,8 +173,8 @@ def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
         relative=relative,
         root_relative=float(np.sqrt(squared.sum() / whole)),
         noise_level=float(np.sqrt(squared.sum() / (rows * examples.out_dim))),
-        precision=precision,
-        floor=float(_LABEL_ULPS * np.finfo(precision).eps + _COMPUTED),
+        precision=precision.name,
+        floor=precision.floor,
     )
 
 

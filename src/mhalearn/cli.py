@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, ParamSpec
 
 import typer
 
@@ -203,7 +203,8 @@ def demo(
     )
     layer = estimator.layer_
     layer.save(paths["layer"])
-    certificate = mha.certify(layer, _drawn(truth, "boolean", fresh, tokens, seed=1))
+    new = _drawn(truth, "boolean", fresh, tokens, seed=1)
+    certificate = mha.certify(layer, new, learned_from=examples)
     comparison = mha.compare(layer, truth)
     solution = dataclasses.replace(estimator.solution_, certificate=certificate)
     mha.write_report(solution, paths["report"], truth=truth)
@@ -527,9 +528,9 @@ def check(
 # Parts of the commands
 
 
-def _heads(text: str) -> int | str:
+def _heads(text: str) -> int | Literal["auto"]:
     if text == "auto":
-        return text
+        return "auto"
     try:
         count = int(text)
     except ValueError:

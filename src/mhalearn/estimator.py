@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -52,7 +52,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        n_heads: int | Literal["auto"] = "auto",
+        n_heads: int | str = "auto",
         method: str = "auto",
         *,
         head_dim: int | None = None,
@@ -172,7 +172,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         held: Examples | None,
         certificate: Certificate | None,
     ) -> tuple[Outcome, str]:
-        asked = None if self.n_heads == "auto" else self.n_heads
+        asked = None if isinstance(self.n_heads, str) else self.n_heads
         limit = examples.counting_limit(asked or layer.n_heads, self.bias, self.head_dim)
         if examples.n < limit:
             return Outcome.TOO_FEW_EXAMPLES, (
@@ -189,7 +189,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Which ones is random: files are often sorted.
         """
-        heads = 1 if self.n_heads == "auto" else self.n_heads
+        heads = 1 if isinstance(self.n_heads, str) else self.n_heads
         limit = examples.counting_limit(heads, self.bias, self.head_dim)
         held = min(max(2, examples.n // 8), 1024)
         if examples.n - held < 1.5 * limit:
@@ -201,7 +201,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Reject what cannot work before any work is done."""
         if self.method not in METHODS:
             raise ValueError(f"method={self.method!r}: choose one of {', '.join(METHODS)}")
-        if self.n_heads == "auto":
+        if isinstance(self.n_heads, str):
+            if self.n_heads != "auto":
+                raise ValueError(f"n_heads={self.n_heads!r}: pass a number or 'auto'")
             if self.method not in ("auto", "newton"):
                 raise ValueError(f"method={self.method!r} needs n_heads as a number")
         elif isinstance(self.n_heads, bool) or not isinstance(self.n_heads, int | np.integer):
@@ -226,8 +228,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             start = load_layer(str(self.checkpoint))
             if (start.d, start.out_dim) != (examples.d, examples.out_dim):
                 raise ValueError(
-                    f"{storage.show(self.checkpoint or '')}: the checkpoint maps {start.d} features "
-                    f"to {start.out_dim}, the examples {examples.d} to {examples.out_dim}"
+                    f"{storage.show(self.checkpoint or '')}: the checkpoint maps {start.d} "
+                    f"features to {start.out_dim}, the examples {examples.d} to {examples.out_dim}"
                 )
 
     def _listener(self, progress: Progress) -> Callable[[Event], None]:

@@ -8,6 +8,7 @@ from mhalearn.attention import in_float64
 from mhalearn.certificate import Certificate, measure_residuals
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
+from mhalearn.leftover import dependence_on_inputs
 from mhalearn.outcome import Outcome, Trace
 from mhalearn.polish import begin, descend, settled
 from mhalearn.problem import make_problem
@@ -17,6 +18,8 @@ from mhalearn.spectrum import measure_spectrum
 _HOPELESS = 0.5
 # Below this share a fit is called low in error even where what is left has structure.
 _LOW = 1e-4
+# Standard deviations above noise at which what is left counts as a function of the inputs.
+_SIGNIFICANT = 6.0
 _PROBE_STARTS, _PROBE_STEPS = 4, 25
 
 
@@ -59,8 +62,9 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
         return Outcome.NOT_IDENTIFIED, _family(certificate.null_dimension)
     if exact_fit:
         return Outcome.NOT_IDENTIFIED, (
-            f"the examples are fitted exactly but others are not (relative error "
-            f"{held_error:.2g}), with {certificate.null_dimension} directions open: give more examples"
+            "the examples are fitted exactly but others are not (relative error "
+            f"{held_error:.2g}), with {certificate.null_dimension} directions "
+            "open: give more examples"
         )
     if held_error > _HOPELESS:
         return Outcome.STUCK, (
@@ -80,13 +84,19 @@ def _judge_rest(
         return Outcome.FITTED, (
             f"relative error {held_error:.2g}; too few examples to tell noise from a missing head"
         )
-    if gain <= 0:
-        return Outcome.FITTED, f"relative error {held_error:.2g}; {noise}"
-    structured = (
-        f"relative error {held_error:.2g}, of which one more head explains {gain:.0%}: "
-        "more heads, a start that missed one, or labels that no attention layer makes"
-    )
-    return (Outcome.FITTED if held_error <= _LOW else Outcome.STUCK), structured
+    structured = Outcome.FITTED if held_error <= _LOW else Outcome.STUCK
+    if gain > 0:
+        return structured, (
+            f"relative error {held_error:.2g}, of which one more head explains {gain:.0%}: "
+            "more heads than asked for, or a start that missed one"
+        )
+    excess = dependence_on_inputs(evidence.layer, evidence.fitted, seed)
+    if excess > _SIGNIFICANT:
+        return structured, (
+            f"relative error {held_error:.2g}, which depends on the inputs ({excess:.0f} standard "
+            "deviations above noise) and is not one more head: labels that no attention layer makes"
+        )
+    return Outcome.FITTED, f"relative error {held_error:.2g}; {noise}"
 
 
 @in_float64

@@ -20,7 +20,7 @@ from mhalearn.layer import AttentionLayer
 from mhalearn.outcome import Outcome, Solution, Trace
 from mhalearn.problem import Problem, make_problem
 
-# Parameters by name: theta and w, or the factors of both; `expand` reads them.
+# Parameters by name: w, and theta or its factors query and key; `expand` reads them.
 Student = dict[str, Array]
 
 # Keeps students' random numbers apart from teachers': a student drawn like its teacher starts at
@@ -33,21 +33,24 @@ _LOST = 0.5  # held-out error above which nothing was learned
 _WORKSPACE = 2**24
 _LEAST_EXAMPLES = 64  # in a mini-batch, whatever the workspace
 
-# Norm of a random Theta_i, in units where a token's feature has unit size: attention that differs
-# from head to head but is far from saturated. 0.3 to 2 did equally well, 6 loses heads.
-_THETA_NORM = 1.0
+# Norm of a random Theta_i, in units where a token's feature has unit size. From 0.1 to 2 Adam does
+# equally well at ten times the counting limit; 0.3 is best nearer to it, and 6 loses heads.
+_THETA_NORM = 0.3
 
 
 def student_rng(seed: int, *place: int) -> np.random.Generator:
     return np.random.default_rng([seed, _ROOT, *place])
 
 
-def hold_out(examples: Examples, seed: int) -> tuple[Examples, Examples]:
-    """Examples to fit, and at least one to choose by."""
-    if examples.n == 1:
-        return examples, examples
+def hold_out(examples: Examples, seed: int, limit: float) -> tuple[Examples, Examples]:
+    """Examples to fit and examples to choose by; the same ones where none can be spared.
+
+    limit: examples below which no method could determine the layer.
+    """
     order = student_rng(seed).permutation(examples.n)
     count = max(1, examples.n // _HELD_OUT)
+    if examples.n - count < max(1, 1.5 * limit):
+        return examples, examples
     return examples.subset(np.sort(order[count:])), examples.subset(np.sort(order[:count]))
 
 
@@ -65,9 +68,9 @@ def relative_error(layer: AttentionLayer, examples: Examples) -> float:
 def random_student(
     problem: Problem, n_heads: int, head_dim: int | None, rng: np.random.Generator
 ) -> Student:
-    """A random start: Theta_i of norm 1, and W_i such that outputs have the size of the labels.
+    """A random start: Theta_i of norm 0.3, and W_i such that outputs have the size of the labels.
 
-    With `head_dim` = h, Theta_i = A_i B_i^T / sqrt(h), and W_i = C_i D_i where h narrows it too.
+    With `head_dim` = h, Theta_i = A_i B_i^T / sqrt(h), a key-side vector being one more row of A_i.
     """
     m, q, d, e = n_heads, problem.query_dim, problem.d, problem.out_dim
     theta, w = _THETA_NORM / d, 1 / math.sqrt(m * d)  # sizes of an entry
@@ -81,27 +84,16 @@ def random_student(
     else:
         student["query"] = draw(math.sqrt(theta), m, q, head_dim)
         student["key"] = draw(math.sqrt(theta), m, d, head_dim)
-    if head_dim is None or head_dim >= min(d, e):
-        student["w"] = draw(w, m, d, e)
-    else:
-        factor = math.sqrt(w / math.sqrt(head_dim))
-        student["value"] = draw(factor, m, d, head_dim)
-        student["out"] = draw(factor, m, head_dim, e)
-    if problem.bias:
-        student["bias"] = jnp.zeros((1, e))
+    student["w"] = draw(w, m * d + problem.bias, e)
     return student
 
 
 def expand(student: Student) -> tuple[Float[Array, "m q d"], Float[Array, "p e"]]:
     """The attention and the stacked projections a student stands for."""
     if "theta" in student:
-        theta = student["theta"]
-    else:
-        theta = jnp.einsum("mqh,mdh->mqd", student["query"], student["key"])
-        theta = theta / math.sqrt(student["key"].shape[-1])
-    heads = student["w"] if "w" in student else student["value"] @ student["out"]
-    w = heads.reshape(-1, heads.shape[-1])
-    return theta, jnp.concatenate([w, student["bias"]]) if "bias" in student else w
+        return student["theta"], student["w"]
+    query, key = student["query"], student["key"]
+    return jnp.einsum("mqh,mdh->mqd", query, key) / math.sqrt(key.shape[-1]), student["w"]
 
 
 def batches(problem: Problem, n_heads: int) -> Chunk:
@@ -152,6 +144,11 @@ class Run:
         theta, w = expand(student)
         return self.problem.layer(np.asarray(theta), np.asarray(w))
 
+    def keep(self, student: Student, loss: float) -> None:
+        """Give the trace what is known so far, not more often than is worth its cost."""
+        if loss < 0.5 * self.trace.best_loss:
+            self.trace.keep(self.layer(student), loss)
+
 
 class Descent(NamedTuple):
     """Where a start ended: its last finite student, and whether it stayed finite."""
@@ -187,7 +184,8 @@ def best_of_starts(
     No further start is made once one explains the held-out examples to 1e-12.
     """
     with float64():
-        training, held_out = hold_out(examples, seed)
+        limit = examples.counting_limit(n_heads, bias, head_dim)
+        training, held_out = hold_out(examples, seed, limit)
         problem = make_problem(training, n_heads, bias=bias, causal=causal)
         run = Run(
             problem=problem,

@@ -1,7 +1,6 @@
 """The learner: rounds of starts, each round more patient, until one explains held-out examples."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -12,10 +11,12 @@ from mhalearn.newton.head_count import choose_heads
 from mhalearn.newton.start import estimate_scales, random_starts
 from mhalearn.outcome import Outcome, Solution, Trace
 from mhalearn.polish import State, polish
+from mhalearn.precision import label_precision
 from mhalearn.problem import Problem, make_problem
 
-# Relative squared error that only the true function reaches on held-out examples.
-EXACT = 1e-16
+# Relative squared error on held-out examples that only the true function reaches, where their
+# precision allows.
+_EXACT = 1e-16
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,15 @@ class Round:
 
 # Generic layers with a few times the counting limit of examples fall to the first round; sixteen
 # starts in all are what is worth trying near the limit.
-ROUNDS = (Round(1, 10), Round(3, 30), Round(12, 80))
+ROUNDS = (Round(1, 10), Round(5, 30), Round(5, 80), Round(5, 80))
+# Surplus heads make a lost head rare, so that a search for the head count can be brief.
+BRIEF_ROUNDS = (Round(1, 10), Round(1, 30))
 
 
 def learn(
     examples: Examples,
     *,
-    n_heads: int | Literal["auto"],
+    n_heads: int | str,
     bias: bool,
     causal: bool,
     head_dim: int | None,
@@ -49,6 +52,8 @@ def learn(
     Trust: a heuristic with no guarantee of success; what it returns is checked elsewhere.
     """
 
+    exact = max(_EXACT, label_precision(examples).floor ** 2)
+
     def with_heads(count: int, rounds: tuple[Round, ...] = ROUNDS) -> tuple[Solution, float]:
         fit, held = split_for_choice(examples, count, bias=bias, head_dim=head_dim)
         problem = make_problem(fit, count, bias=bias, causal=causal)
@@ -56,22 +61,23 @@ def learn(
         if start is not None and start.n_heads == count:
             choice.offer(polish(start, problem, trace, head_dim=head_dim)[0])
         outcome = run_rounds(
-            problem, choice, rounds, n_heads=count, head_dim=head_dim, seed=seed, trace=trace
+            problem, choice, rounds, exact, n_heads=count, head_dim=head_dim, seed=seed, trace=trace
         )
         return choice.solution(outcome), choice.loss
 
-    if n_heads != "auto":
+    if not isinstance(n_heads, str):
         # Below the counting limit no effort helps.
         enough = examples.n >= examples.counting_limit(n_heads, bias, head_dim)
         return with_heads(n_heads, ROUNDS if enough else ROUNDS[:1])[0]
     most = most_heads(examples, bias=bias, head_dim=head_dim)
-    return choose_heads(lambda count: with_heads(count, ROUNDS[:-1]), most, EXACT, trace)
+    return choose_heads(lambda count: with_heads(count, BRIEF_ROUNDS), most, exact, trace)
 
 
 def run_rounds(
     problem: Problem,
     choice: "Choice",
     rounds: tuple[Round, ...],
+    exact: float,
     *,
     n_heads: int,
     head_dim: int | None,
@@ -84,7 +90,7 @@ def run_rounds(
         return Outcome.FITTED
     scales = estimate_scales(problem, n_heads)
     for number, round_ in enumerate(rounds):
-        if choice.loss < EXACT or trace.expired:
+        if choice.loss < exact or trace.expired:
             break
         run_continuation(
             random_starts(problem, n_heads, round_.n_starts, seed, number),
@@ -96,7 +102,7 @@ def run_rounds(
             anneal_steps=round_.anneal_steps,
             head_dim=head_dim,
         )
-    if choice.loss < EXACT:
+    if choice.loss < exact:
         return Outcome.FITTED
     if trace.expired:
         return Outcome.TIME_LIMIT

@@ -196,8 +196,9 @@ def descent(trace: Sequence[Event], width: float, name: str, title: str) -> Mark
                 axes.plot(
                     [previous[0], times[0]], [previous[1], errors[0]], ":", color=_MUTED, lw=0.8
                 )
+            size = 2.6 if len(kept) > 1 else 5.0
             axes.plot(
-                times, errors, "-o", color=colours[stage], markersize=2.6, linewidth=1.3, mew=0
+                times, errors, "-o", color=colours[stage], markersize=size, linewidth=1.3, mew=0
             )
             previous = float(times[-1]), float(errors[-1])
             lows.append(errors.min())

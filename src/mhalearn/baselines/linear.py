@@ -1,0 +1,229 @@
+"""A linear-attention student, fitted by alternating least squares and read as a softmax layer.
+
+To first order in Theta a softmax layer is its mean under uniform attention plus its derivative there,
+
+    y_r ~ xbar_r W_0 + sum_i x_r^T Theta_i C_r W_i + c
+
+with xbar_r and C_r the mean and covariance of the tokens that r may see: attention linear in the
+logits, as in Yau et al. (arXiv 2410.10101), who learn it in polynomial time. The student below has
+m such heads; it is linear in Theta, and in (W_0, W_1, .., W_m, c), when the other is fixed.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from mhalearn._types import Array, Float
+from mhalearn.attention import Chunk, fit_projections, in_float64, logits, pull, push, tangent, total
+from mhalearn.baselines import (
+    Candidate,
+    batches,
+    conclude,
+    hold_out,
+    relative_error,
+    student_rng,
+)
+from mhalearn.examples import Examples
+from mhalearn.outcome import Solution, Trace
+from mhalearn.problem import make_problem
+
+# Norms of Theta_i tried when the student is read as a softmax layer, in units where a token's
+# feature has unit size: the student does not see how a head's size is shared between Theta_i and
+# W_i, and logits that are not small shrink it besides.
+SCALES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+_CG_STEPS = 50
+_SWEEPS = 10  # in one compiled block
+_IDLE = 1e-3  # relative decrease of the objective over a block below which a start is done
+
+
+@in_float64
+def learn(
+    examples: Examples,
+    *,
+    n_heads: int,
+    bias: bool,
+    causal: bool,
+    head_dim: int | None,
+    seed: int,
+    trace: Trace,
+    sweeps: int = 200,
+    starts: int = 3,
+    ridge: float = 1e-6,
+) -> Solution:
+    """Fit a linear-attention student, then read it as a softmax layer.
+
+    A sweep solves for the projections exactly and improves Theta by conjugate gradients, so the
+    objective (squared error over label energy, plus `ridge` times the squares of all parameters)
+    never rises. Then every Theta_i is cut to rank `head_dim` where that is given and brought to
+    each norm in SCALES, W is fitted to the softmax patterns, and examples that were held out choose
+    among norms and starts.
+    Source: the student of Yau et al.; they solve a lifted convex problem and prove it right,
+    alternating least squares from random starts is a heuristic.
+    Cost: about two forward passes a conjugate-gradient step, 50 of them a sweep.
+    Trust: the student is the limit of a softmax layer as logits vanish and exact for none; expect
+    the heads' directions, more or less, and no small error. A start for polish.
+    """
+    limit = examples.counting_limit(n_heads, bias, head_dim)
+    training, held_out = hold_out(examples, seed, limit)
+    problem = make_problem(training, n_heads, bias=bias, causal=causal)
+    data = batches(problem, n_heads)
+    energy = problem.energy or 1.0
+    best: Candidate | None = None
+    finite = False
+
+    def offer(theta: NDArray[np.float64]) -> None:
+        nonlocal best
+        fit = _fit_softmax(jnp.asarray(theta), data)
+        layer, loss = problem.layer(theta, np.asarray(fit.w)), float(fit.loss) / energy
+        candidate = Candidate(layer, relative_error(layer, held_out))
+        trace.keep(layer, loss)
+        if best is None or candidate.error < best.error:
+            best = candidate
+
+    offer(np.zeros((n_heads, problem.query_dim, problem.d)))
+    for start in range(starts):
+        rng = student_rng(seed, 2, start)
+        theta = rng.standard_normal((n_heads, problem.query_dim, problem.d)) / problem.d
+        found = fit_student(theta, data, energy, sweeps, ridge, trace, start=start)
+        if np.isfinite(found).all():
+            finite = True
+            for scale in SCALES:
+                offer(at_norm(found, scale, head_dim))
+        if trace.expired:
+            break
+    assert best is not None
+    settings = {
+        "method": "linear",
+        "n_heads": n_heads,
+        "bias": bias,
+        "causal": causal,
+        "head_dim": head_dim,
+        "seed": seed,
+        "sweeps": sweeps,
+        "starts": starts,
+        "ridge": ridge,
+    }
+    return conclude(best, finite, trace, settings)
+
+
+_fit_softmax = jax.jit(lambda theta, data: fit_projections(theta, data, jnp.asarray(0.0)))
+
+
+def at_norm(
+    theta: NDArray[np.float64], norm: float, head_dim: int | None
+) -> NDArray[np.float64]:
+    """Every head cut to rank `head_dim` and scaled to the given Frobenius norm."""
+    u, s, vt = np.linalg.svd(theta, full_matrices=False)
+    s[:, head_dim:] = 0.0
+    s *= norm / np.maximum(np.linalg.norm(s, axis=1, keepdims=True), 1e-300)
+    return (u * s[:, None, :]) @ vt
+
+
+class LinearStudent(NamedTuple):
+    """Parameters of the student, and its loss and objective as a sweep left them."""
+
+    theta: Float[Array, "m q d"]
+    w: Float[Array, "p e"]  # W_0, the heads' W_i one under the other, and c where it is learned
+    loss: Float[Array, ""]
+    objective: Float[Array, ""]
+
+
+def fit_student(
+    theta: NDArray[np.float64],
+    data: Chunk,
+    energy: float,
+    sweeps: int,
+    ridge: float,
+    trace: Trace,
+    *,
+    start: int = 0,
+) -> NDArray[np.float64]:
+    """Alternate until nothing improves, and return the student's Theta."""
+    before = math.inf
+    for step in range(0, sweeps, _SWEEPS):
+        swept = _sweep(jnp.asarray(theta), data, energy, ridge)
+        theta = np.asarray(swept.theta[-1])
+        objectives = np.asarray(swept.objective)
+        for i, (loss, objective) in enumerate(zip(np.asarray(swept.loss), objectives, strict=True)):
+            trace.emit("linear", step + i, float(loss), start=start, objective=float(objective))
+        after = float(objectives[-1])
+        if trace.expired or not after < (1 - _IDLE) * before:
+            break
+        before = after
+    return theta
+
+
+@jax.jit
+def _sweep(theta: Float[Array, "m q d"], data: Chunk, energy: float, ridge: float) -> LinearStudent:
+    """A block of sweeps, all of them returned."""
+    m, _, d = theta.shape
+    penalty = ridge * energy
+
+    def sweep(theta: Array, _: None) -> tuple[Array, LinearStudent]:
+        w = _fit_linear_projections(theta, data, penalty)
+        heads = w[d : d + m * d].reshape(m, d, -1)
+
+        def unexplained(chunk: Chunk) -> Array:
+            return pull(tangent(_uniform(chunk, m), heads, chunk), chunk, _without_heads(w, chunk, m))
+
+        def apply(step: Array) -> Array:
+            def there_and_back(chunk: Chunk) -> Array:
+                at = tangent(_uniform(chunk, m), heads, chunk)
+                return pull(at, chunk, push(at, chunk, step))
+
+            return total(there_and_back, data) + penalty * step
+
+        theta = jax.scipy.sparse.linalg.cg(
+            apply, total(unexplained, data), x0=theta, tol=1e-10, maxiter=_CG_STEPS
+        )[0]
+
+        def squared(chunk: Chunk) -> Array:
+            at = tangent(_uniform(chunk, m), heads, chunk)
+            return jnp.sum((_without_heads(w, chunk, m) - push(at, chunk, theta)) ** 2)
+
+        loss = total(squared, data) / energy
+        return theta, LinearStudent(theta, w, loss, loss + ridge * (jnp.sum(theta**2) + jnp.sum(w**2)))
+
+    return jax.lax.scan(sweep, theta, None, length=_SWEEPS)[1]
+
+
+def _uniform(chunk: Chunk, n_heads: int) -> Float[Array, "b m k k"]:
+    """Every head attending evenly to the tokens a query may see."""
+    p = chunk.allowed / jnp.sum(chunk.allowed, axis=-1, keepdims=True)
+    return jnp.repeat(p[:, None], n_heads, axis=1)
+
+
+def _mean(chunk: Chunk) -> Float[Array, "b k d"]:
+    return jnp.einsum("brj,bjd->brd", _uniform(chunk, 1)[:, 0], chunk.tokens)
+
+
+def _without_heads(w: Float[Array, "p e"], chunk: Chunk, n_heads: int) -> Float[Array, "b k e"]:
+    """What the mean token and the bias leave for the heads to explain."""
+    d = chunk.tokens.shape[-1]
+    c = w[d + n_heads * d :]
+    plain = _mean(chunk) @ w[:d] + chunk.constant @ c
+    return (chunk.labels - plain) * chunk.weight[..., None]
+
+
+def _fit_linear_projections(
+    theta: Float[Array, "m q d"], data: Chunk, penalty: Array
+) -> Float[Array, "p e"]:
+    """Ridge regression of the labels on xbar_r, the C_r Theta_i^T x_r, and the constant."""
+    m = theta.shape[0]
+
+    def moments(chunk: Chunk) -> tuple[Array, Array]:
+        b, k, d = chunk.tokens.shape
+        p, scores = _uniform(chunk, m), logits(theta, chunk)
+        centred = p * (scores - jnp.sum(p * scores, axis=-1, keepdims=True))
+        heads = jnp.einsum("bmrj,bjd->brmd", centred, chunk.tokens).reshape(b, k, m * d)
+        v = jnp.concatenate([_mean(chunk), heads, chunk.constant], axis=-1)
+        v = v * chunk.weight[..., None]
+        return jnp.einsum("brp,brs->ps", v, v), jnp.einsum("brp,bre->pe", v, chunk.labels)
+
+    gram, right = total(moments, data)
+    factor = jax.scipy.linalg.cho_factor(gram + penalty * jnp.eye(len(gram)))
+    return jax.scipy.linalg.cho_solve(factor, right)

@@ -1,0 +1,50 @@
+"""Is what a layer leaves unexplained noise, or does it depend on the inputs?"""
+
+import numpy as np
+
+from mhalearn.examples import Examples
+from mhalearn.layer import AttentionLayer, Float64
+
+_MOST_ROWS = 1500
+_FLIPS = 400
+
+
+def dependence_on_inputs(layer: AttentionLayer, examples: Examples, seed: int) -> float:
+    """How many standard deviations the residuals' dependence on the inputs lies above noise.
+
+    The statistic sum_{rows r != s} K(r, s) <residual_r, residual_s> is large when rows with similar
+    inputs have similar residuals; under independent symmetric noise, flipping the signs of
+    residuals leaves its distribution alone, which gives its spread. Two kernels are tried, and the
+    larger value is returned: quadratic in the token and the mean token, and that of linear
+    attention, (x_r . x_s) <C, C'> with C the second moment of an example's tokens.
+    Trust: a test with power against smooth structure, not against everything.
+    Cost: O(rows^2 (d^2 + flips)) with at most 1500 rows.
+    """
+    part = examples.subset(slice(0, max(2, _MOST_ROWS // examples.k)))
+    x, y, lengths = part.arrays()
+    inside = np.arange(part.k) < lengths[:, None]
+    tokens = x.astype(np.float64) * inside[..., None]
+    residual = (layer(x, lengths) - y)[inside]
+    mean = np.broadcast_to((tokens.sum(axis=1) / lengths[:, None])[:, None], tokens.shape)[inside]
+    moment = np.einsum("njd,nje->nde", tokens, tokens) / lengths[:, None, None]
+    moment = np.repeat(moment.reshape(part.n, -1), lengths, axis=0)
+    rows = tokens[inside]
+    products = residual @ residual.T
+    signs = np.random.default_rng([seed, 0x1EF7]).choice([-1.0, 1.0], size=(_FLIPS, len(rows)))
+    together = np.hstack([_standard(rows), _standard(mean)])
+    quadratic = (1 + together @ together.T / together.shape[1]) ** 2
+    attention = (_standard(rows) @ _standard(rows).T) * (_standard(moment) @ _standard(moment).T)
+    return max(_excess(kernel, products, signs) for kernel in (quadratic, attention))
+
+
+def _standard(features: Float64) -> Float64:
+    spread = features.std(axis=0)
+    return (features - features.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+
+
+def _excess(kernel: Float64, products: Float64, signs: Float64) -> float:
+    weighted = kernel * products
+    np.fill_diagonal(weighted, 0.0)
+    flipped = np.einsum("fr,fr->f", signs @ weighted, signs)
+    spread = float(flipped.std())
+    return float((weighted.sum() - flipped.mean()) / spread) if spread > 0 else 0.0
