@@ -18,7 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn._types import Array, Float
-from mhalearn.attention import Chunk, fit_projections, in_float64, logits, pull, push, tangent, total
+from mhalearn.attention import (
+    Chunk,
+    LinearFit,
+    fit_projections,
+    in_float64,
+    logits,
+    pull,
+    push,
+    tangent,
+    total,
+)
 from mhalearn.baselines import (
     Candidate,
     batches,
@@ -32,11 +42,12 @@ from mhalearn.outcome import Solution, Trace
 from mhalearn.problem import make_problem
 
 # Norms of Theta_i tried when the student is read as a softmax layer, in units where a token's
-# feature has unit size: the student does not see how a head's size is shared between Theta_i and
-# W_i, and logits that are not small shrink it besides.
-SCALES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+# feature has unit size: first a few with every reading, then all of them with the best one.
+_FEW_NORMS = (0.5, 2.0, 6.0)
+_NORMS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+_READINGS = 32
 _CG_STEPS = 50
-_SWEEPS = 10  # in one compiled block
+_BLOCK = 10  # in one compiled block
 _IDLE = 1e-3  # relative decrease of the objective over a block below which a start is done
 
 
@@ -58,14 +69,17 @@ def learn(
 
     A sweep solves for the projections exactly and improves Theta by conjugate gradients, so the
     objective (squared error over label energy, plus `ridge` times the squares of all parameters)
-    never rises. Then every Theta_i is cut to rank `head_dim` where that is given and brought to
-    each norm in SCALES, W is fitted to the softmax patterns, and examples that were held out choose
-    among norms and starts.
+    never rises. The student determines only the span of its Theta_i: any invertible mixing of them,
+    undone in the W_i, changes nothing, the sign and size of a single head included. So random
+    orthonormal bases of the span are read as heads, cut to rank `head_dim` where that is given and
+    brought to norms from a small grid; W is fitted to the softmax patterns each time, and examples
+    that were held out choose among norms and starts.
     Source: the student of Yau et al.; they solve a lifted convex problem and prove it right,
-    alternating least squares from random starts is a heuristic.
-    Cost: about two forward passes a conjugate-gradient step, 50 of them a sweep.
-    Trust: the student is the limit of a softmax layer as logits vanish and exact for none; expect
-    the heads' directions, more or less, and no small error. A start for polish.
+    alternating least squares from random starts is a heuristic, and so is the reading.
+    Cost: about two forward passes a conjugate-gradient step, 50 of them a sweep, and about a hundred
+    least-squares fits of W a start.
+    Trust: the student is the limit of a softmax layer as logits vanish, and exact for none. Expect
+    one head's direction and roughly the span of several, not a small error: a start for polish.
     """
     limit = examples.counting_limit(n_heads, bias, head_dim)
     training, held_out = hold_out(examples, seed, limit)
@@ -91,8 +105,9 @@ def learn(
         found = fit_student(theta, data, energy, sweeps, ridge, trace, start=start)
         if np.isfinite(found).all():
             finite = True
-            for scale in SCALES:
-                offer(at_norm(found, scale, head_dim))
+            heads = _choose_reading(found, data, head_dim, rng)
+            for norm in _NORMS:
+                offer(at_norm(heads, norm, head_dim))
         if trace.expired:
             break
     assert best is not None
@@ -110,7 +125,29 @@ def learn(
     return conclude(best, finite, trace, settings)
 
 
-_fit_softmax = jax.jit(lambda theta, data: fit_projections(theta, data, jnp.asarray(0.0)))
+@jax.jit
+def _fit_softmax(theta: Float[Array, "m q d"], data: Chunk) -> LinearFit:
+    return fit_projections(theta, data, jnp.asarray(0.0))
+
+
+@jax.jit
+def _softmax_losses(thetas: Float[Array, "s m q d"], data: Chunk) -> Float[Array, " s"]:
+    return jax.lax.map(lambda theta: _fit_softmax(theta, data).loss, thetas)
+
+
+def _choose_reading(
+    theta: NDArray[np.float64], data: Chunk, head_dim: int | None, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Of random orthonormal bases of the span, the one that explains the labels best as heads."""
+    m = theta.shape[0]
+    basis = np.linalg.svd(theta.reshape(m, -1), full_matrices=False)[2]
+    rotations = np.linalg.qr(rng.standard_normal((_READINGS, m, m)))[0]
+    # QR's signs are not random; a head's sign is half of what is to be found.
+    rotations *= rng.choice([-1.0, 1.0], size=(_READINGS, 1, m))
+    readings = [(rotation @ basis).reshape(theta.shape) for rotation in rotations]
+    tried = [at_norm(heads, norm, head_dim) for heads in readings for norm in _FEW_NORMS]
+    losses = np.asarray(_softmax_losses(jnp.asarray(np.stack(tried)), data))
+    return readings[int(np.nanargmin(losses)) // len(_FEW_NORMS)]
 
 
 def at_norm(
@@ -144,8 +181,8 @@ def fit_student(
 ) -> NDArray[np.float64]:
     """Alternate until nothing improves, and return the student's Theta."""
     before = math.inf
-    for step in range(0, sweeps, _SWEEPS):
-        swept = _sweep(jnp.asarray(theta), data, energy, ridge)
+    for step in range(0, sweeps, _BLOCK):
+        swept = _sweeps(jnp.asarray(theta), data, energy, ridge)
         theta = np.asarray(swept.theta[-1])
         objectives = np.asarray(swept.objective)
         for i, (loss, objective) in enumerate(zip(np.asarray(swept.loss), objectives, strict=True)):
@@ -158,7 +195,7 @@ def fit_student(
 
 
 @jax.jit
-def _sweep(theta: Float[Array, "m q d"], data: Chunk, energy: float, ridge: float) -> LinearStudent:
+def _sweeps(theta: Float[Array, "m q d"], data: Chunk, energy: float, ridge: float) -> LinearStudent:
     """A block of sweeps, all of them returned."""
     m, _, d = theta.shape
     penalty = ridge * energy
@@ -188,7 +225,7 @@ def _sweep(theta: Float[Array, "m q d"], data: Chunk, energy: float, ridge: floa
         loss = total(squared, data) / energy
         return theta, LinearStudent(theta, w, loss, loss + ridge * (jnp.sum(theta**2) + jnp.sum(w**2)))
 
-    return jax.lax.scan(sweep, theta, None, length=_SWEEPS)[1]
+    return jax.lax.scan(sweep, theta, None, length=_BLOCK)[1]
 
 
 def _uniform(chunk: Chunk, n_heads: int) -> Float[Array, "b m k k"]:

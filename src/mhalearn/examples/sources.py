@@ -1,0 +1,139 @@
+"""Where examples live: blocks that can be read one by one, in memory or drawn from a callable."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mhalearn.inputs import Sampler, Stream, block_size, draw_block, generator
+from mhalearn.layer import check_array, check_inputs
+
+
+class Block(NamedTuple):
+    """Examples that lie together in memory."""
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    lengths: NDArray[np.int64]
+
+    def rows(self, part: slice | NDArray[np.int64]) -> "Block":
+        return Block(self.x[part], self.y[part], self.lengths[part])
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where examples live: blocks of examples of one shape, read one at a time, in any order."""
+
+    starts: list[int]  # the first example of each block, and at the end the number of examples
+    shape: tuple[int, int, int]  # k, d, e
+    y_dtype: np.dtype[Any]
+    has_lengths: bool
+
+    def block(self, index: int) -> Block: ...
+
+    def lengths(self, index: int) -> NDArray[np.int64]:
+        """The lengths in a block, without reading the rest of it."""
+        ...
+
+
+class Arrays:
+    """Examples in memory: one block."""
+
+    def __init__(self, block: Block, has_lengths: bool) -> None:
+        self._block = block
+        self.starts = [0, len(block.x)]
+        self.shape = (*block.x.shape[1:], block.y.shape[2])
+        self.y_dtype = block.y.dtype
+        self.has_lengths = has_lengths
+
+    def block(self, index: int) -> Block:
+        return self._block
+
+    def lengths(self, index: int) -> NDArray[np.int64]:
+        return self._block.lengths
+
+
+class Drawn:
+    """Examples of a callable: a block of inputs has its own random stream, labels are computed."""
+
+    def __init__(
+        self,
+        f: Callable[[Any], Any],
+        inputs: str | Sampler,
+        n: int,
+        k: int,
+        d: int,
+        seed: int,
+        noise: float,
+    ) -> None:
+        self._f, self._inputs, self._seed, self._noise = f, inputs, seed, noise
+        self._sigma = None if noise else 0.0  # known once the first block has been labelled
+        self.starts = [*range(0, n, block_size(k, d)), n]
+        self.has_lengths = False
+        labels = self._labels(draw_block(inputs, 0, min(n, 2), k, d, seed))
+        self.shape = (k, d, labels.shape[2])
+        self._f_dtype = labels.dtype
+        rounds = noise > 0 and np.issubdtype(labels.dtype, np.integer)
+        self.y_dtype = np.dtype(np.float64) if rounds else labels.dtype
+
+    def block(self, index: int) -> Block:
+        k, d, e = self.shape
+        n = self.starts[index + 1] - self.starts[index]
+        x = draw_block(self._inputs, index, n, k, d, self._seed)
+        y = self._labels(x)
+        if y.shape[2] != e or y.dtype != self._f_dtype:
+            raise ValueError(
+                f"f returned e = {y.shape[2]}, {y.dtype}, after e = {e}, {self._f_dtype}: "
+                "it must keep the shape and dtype of its outputs"
+            )
+        if index == 0 and self._sigma is None:
+            self._sigma = self._noise * float(np.sqrt(np.mean(y.astype(np.float64) ** 2)))
+        if self._sigma is None:
+            self.block(0)
+        if self._sigma:
+            rng = generator(self._seed, Stream.NOISE, index)
+            y = (y + self._sigma * rng.standard_normal(y.shape)).astype(self.y_dtype)
+        return frozen(Block(x, y.astype(self.y_dtype, copy=False), self.lengths(index)))
+
+    def lengths(self, index: int) -> NDArray[np.int64]:
+        return np.full(self.starts[index + 1] - self.starts[index], self.shape[0], np.int64)
+
+    def _labels(self, x: NDArray[Any]) -> NDArray[Any]:
+        """What f says of some inputs; f gets a copy, in case it works in place."""
+        output = self._f(x.copy())
+        if hasattr(output, "detach"):  # PyTorch: off the graph and the device, to a dtype NumPy has
+            output = output.detach().cpu()
+            output = output.float() if "bfloat16" in str(output.dtype) else output
+        labels = check_array("the output of f", output, 3)
+        if labels.shape[:2] != x.shape[:2] or labels.shape[2] == 0:
+            raise ValueError(
+                f"f returned shape {labels.shape} for X of shape {x.shape}: "
+                f"expected ({x.shape[0]}, {x.shape[1]}, e)"
+            )
+        return labels
+
+
+def check_examples(x: ArrayLike, y: ArrayLike, lengths: ArrayLike | None) -> Block:
+    tokens, sizes = check_inputs(x, None, lengths)
+    labels = check_array("Y", y, 3)
+    if labels.shape[:2] != tokens.shape[:2] or labels.shape[2] == 0:
+        n, k, _ = tokens.shape
+        raise ValueError(
+            f"Y has shape {labels.shape}: expected ({n}, {k}, e) to match X of shape {tokens.shape}"
+        )
+    return frozen(Block(tokens, labels, sizes))
+
+
+def frozen(block: Block) -> Block:
+    """Read-only views: whoever gets a chunk cannot change the examples."""
+    views = [array.view() for array in block]
+    for view in views:
+        view.setflags(write=False)
+    return Block(*views)
+
+
+def joined(blocks: list[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    return frozen(Block(*(np.concatenate(arrays) for arrays in zip(*blocks, strict=True))))
