@@ -306,7 +306,7 @@ def generate(
     epilog="Examples:\n\n"
     "  mhalearn learn data/examples.safetensors --heads 3 --out layer.safetensors\n\n"
     "  mhalearn learn data.npz --report report.html --json > result.json\n\n"
-    "  mhalearn learn shards/ --max-seconds 600 --checkpoint run.safetensors --resume\n\n"
+    "  mhalearn learn shards/ --heads auto --checkpoint run.safetensors\n\n"
     "Exit code 0: recovered; 3: finished, not recovered; 2: bad input; 4: broken from outside; "
     "130: Ctrl-C, with the best layer so far in --out."
 )

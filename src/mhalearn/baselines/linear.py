@@ -155,7 +155,8 @@ def at_norm(
 ) -> NDArray[np.float64]:
     """Every head cut to rank `head_dim` and scaled to the given Frobenius norm."""
     u, s, vt = np.linalg.svd(theta, full_matrices=False)
-    s[:, head_dim:] = 0.0
+    if head_dim is not None:
+        s[:, head_dim:] = 0.0
     s *= norm / np.maximum(np.linalg.norm(s, axis=1, keepdims=True), 1e-300)
     return (u * s[:, None, :]) @ vt
 
