@@ -4,7 +4,7 @@ Names are imported when first used, so that `import mhalearn` costs nothing by i
 """
 
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from mhalearn.report import write_report
     from mhalearn.teachers import random_layer
 
-__version__ = version("mhalearn")
+try:
+    __version__ = version("mhalearn")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "unknown"
 
 _HOMES = {
     "AttentionLayer": "layer",

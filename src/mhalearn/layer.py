@@ -232,8 +232,9 @@ def make_chunk(
     def pad(array: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate([array, np.zeros((size - n, *array.shape[1:]), array.dtype)])
 
-    x = pad(tokens).astype(np.float64)
     inside = np.arange(k) < pad(lengths)[:, None]
+    # What pads may be anything, uninitialised memory too: weight zero would not stop an overflow.
+    x = np.where(inside[..., None], pad(tokens).astype(np.float64), 0.0)
     allowed = np.broadcast_to(inside[:, None, :], (size, k, k))
     if causal:
         allowed = allowed & np.tri(k, dtype=bool)
@@ -241,6 +242,7 @@ def make_chunk(
     allowed = allowed | (np.eye(k, dtype=bool) & ~inside[:, :, None])
     ones = np.ones((size, k, 1))
     y = np.zeros((size, k, 0)) if labels is None else pad(labels).astype(np.float64)
+    y = np.where(inside[..., None], y, 0.0)
     return Chunk(
         tokens=jnp.asarray(x),
         queries=jnp.asarray(np.concatenate([x, ones], axis=-1) if key_vector else x),

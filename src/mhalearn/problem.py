@@ -1,6 +1,7 @@
 """The fitting problem in the solver's own units: scaled, padded, cut into chunks, in float64."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +117,7 @@ def make_problem(examples: Examples, n_heads: int, *, bias: bool, causal: bool) 
     )
 
 
-def _rms(array: NDArray[np.float64], inside: NDArray[np.bool_]) -> float:
+def _rms(array: NDArray[Any], inside: NDArray[np.bool_]) -> float:
     return float(np.sqrt(np.mean(np.square(array[inside], dtype=np.float64))))
 
 

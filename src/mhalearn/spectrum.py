@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
+from threadpoolctl import threadpool_limits
 
 from mhalearn._types import Array, Float
 from mhalearn.attention import Chunk, LinearFit, attend, design, in_float64, total
@@ -82,7 +83,13 @@ def measure_spectrum(layer: AttentionLayer, examples: Examples) -> Spectrum | No
     moments = jax.tree.map(
         np.asarray, _moments(jnp.asarray(theta), jnp.asarray(problem.w(layer)), problem.data)
     )
-    m, q, d = theta.shape
+    # LAPACK's threads would fight XLA's for the same cores.
+    with threadpool_limits(1, user_api="blas"):
+        return _decompose(moments, problem, layer)
+
+
+def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Spectrum:
+    m, q, d = layer.n_heads, problem.query_dim, problem.d
     mean_diagonal = np.diag(moments.schur).reshape(q, m, d).mean(axis=(0, 2))
     floor = 1e-13 * np.abs(mean_diagonal).max() + 1e-300
     root = np.tile(np.repeat(1 / np.sqrt(np.maximum(mean_diagonal, floor)), d), q)

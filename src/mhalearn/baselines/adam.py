@@ -2,7 +2,6 @@
 
 import math
 import time
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -46,9 +45,9 @@ def learn(
     """Fit a layer with Adam, the learning rate falling to zero along a half cosine.
 
     Each step sees all examples, or one of several equal mini-batches, in random order, where a
-    gradient over all of them would need more than 128 MiB. A start ends after `steps`, or at a relative
-    training error of `goal`; with exact labels few need all their steps. (Below 1e-20 Adam's steps
-    become unstable again until the rate has fallen: little accuracy for many steps.)
+    gradient over all of them would need more than 128 MiB. A start ends after `steps`, or at a
+    relative training error of `goal`; with exact labels few need all their steps. (Below 1e-20
+    Adam's steps turn unstable until the rate has fallen: little accuracy for many steps.)
     The defaults were tuned at ten times the counting limit on teachers (heads, d, k) = (2, 8, 8),
     (4, 8, 8) and (3, 16, 8) with ||Theta|| = 2 and 6: rates of 0.01 and 0.1 are slower or lose
     heads, and 3000 steps are too few at norm 6.
@@ -103,7 +102,7 @@ def _descend(
         order = jnp.asarray(rng.permutation(count))
         until = min(step + block, schedule.steps)
         state = state._replace(loss=jnp.asarray(math.inf))
-        state = _advance(state, until, order, schedule, run.data, run.energy)
+        state = _advance(state, jnp.asarray(until), order, schedule, run.data, run.energy)
         latest, step = float(relative_loss(state.student, run.data, run.energy)), int(state.step)
         run.trace.emit("adam", step, latest, start=start)
         if not math.isfinite(latest):
@@ -117,7 +116,7 @@ def _descend(
 
 @jax.jit
 def _advance(
-    state: _State, until: int, order: Array, schedule: _Schedule, data: Chunk, energy: Array
+    state: _State, until: Array, order: Array, schedule: _Schedule, data: Chunk, energy: Array
 ) -> _State:
     """Steps up to number `until`, or to a batch at the goal, or to a loss that is no number."""
     count = order.shape[0]

@@ -1,6 +1,6 @@
 """A linear-attention student, fitted by alternating least squares and read as a softmax layer.
 
-To first order in Theta a softmax layer is its mean under uniform attention plus its derivative there,
+To first order in Theta a softmax layer is its value at uniform attention plus its derivative there,
 
     y_r ~ xbar_r W_0 + sum_i x_r^T Theta_i C_r W_i + c
 
@@ -76,7 +76,7 @@ def learn(
     that were held out choose among norms and starts.
     Source: the student of Yau et al.; they solve a lifted convex problem and prove it right,
     alternating least squares from random starts is a heuristic, and so is the reading.
-    Cost: about two forward passes a conjugate-gradient step, 50 of them a sweep, and about a hundred
+    Cost: about two forward passes a conjugate-gradient step, 50 of them a sweep, and a hundred
     least-squares fits of W a start.
     Trust: the student is the limit of a softmax layer as logits vanish, and exact for none. Expect
     one head's direction and roughly the span of several, not a small error: a start for polish.
@@ -150,9 +150,7 @@ def _choose_reading(
     return readings[int(np.nanargmin(losses)) // len(_FEW_NORMS)]
 
 
-def at_norm(
-    theta: NDArray[np.float64], norm: float, head_dim: int | None
-) -> NDArray[np.float64]:
+def at_norm(theta: NDArray[np.float64], norm: float, head_dim: int | None) -> NDArray[np.float64]:
     """Every head cut to rank `head_dim` and scaled to the given Frobenius norm."""
     u, s, vt = np.linalg.svd(theta, full_matrices=False)
     if head_dim is not None:
@@ -183,7 +181,7 @@ def fit_student(
     """Alternate until nothing improves, and return the student's Theta."""
     before = math.inf
     for step in range(0, sweeps, _BLOCK):
-        swept = _sweeps(jnp.asarray(theta), data, energy, ridge)
+        swept = _sweeps(jnp.asarray(theta), data, jnp.asarray(energy), jnp.asarray(ridge))
         theta = np.asarray(swept.theta[-1])
         objectives = np.asarray(swept.objective)
         for i, (loss, objective) in enumerate(zip(np.asarray(swept.loss), objectives, strict=True)):
@@ -196,7 +194,9 @@ def fit_student(
 
 
 @jax.jit
-def _sweeps(theta: Float[Array, "m q d"], data: Chunk, energy: float, ridge: float) -> LinearStudent:
+def _sweeps(
+    theta: Float[Array, "m q d"], data: Chunk, energy: Array, ridge: Array
+) -> LinearStudent:
     """A block of sweeps, all of them returned."""
     m, _, d = theta.shape
     penalty = ridge * energy
@@ -206,7 +206,9 @@ def _sweeps(theta: Float[Array, "m q d"], data: Chunk, energy: float, ridge: flo
         heads = w[d : d + m * d].reshape(m, d, -1)
 
         def unexplained(chunk: Chunk) -> Array:
-            return pull(tangent(_uniform(chunk, m), heads, chunk), chunk, _without_heads(w, chunk, m))
+            return pull(
+                tangent(_uniform(chunk, m), heads, chunk), chunk, _without_heads(w, chunk, m)
+            )
 
         def apply(step: Array) -> Array:
             def there_and_back(chunk: Chunk) -> Array:
@@ -224,7 +226,9 @@ def _sweeps(theta: Float[Array, "m q d"], data: Chunk, energy: float, ridge: flo
             return jnp.sum((_without_heads(w, chunk, m) - push(at, chunk, theta)) ** 2)
 
         loss = total(squared, data) / energy
-        return theta, LinearStudent(theta, w, loss, loss + ridge * (jnp.sum(theta**2) + jnp.sum(w**2)))
+        return theta, LinearStudent(
+            theta, w, loss, loss + ridge * (jnp.sum(theta**2) + jnp.sum(w**2))
+        )
 
     return jax.lax.scan(sweep, theta, None, length=_BLOCK)[1]
 

@@ -1,0 +1,290 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mhalearn.attention import Chunk, attend, fit_projections, float64, forward, in_float64
+from mhalearn.inputs import sample_inputs
+from mhalearn.layer import make_chunk
+from mhalearn.normal import (
+    dense,
+    heads_first,
+    matrix_free,
+    precondition,
+    query_first,
+    tangent_projection,
+)
+from mhalearn.polish import NO_RIDGE, State, _step
+from mhalearn.teachers import random_layer
+
+N, K, D, E, HEADS = 7, 3, 3, 2, 2
+
+
+class Case:
+    """A tiny problem and its Jacobian, formed row by row by automatic differentiation."""
+
+    def __init__(self, *, bias=False, chunks=1, ridge=0.0, inputs="gaussian"):
+        layer = random_layer(HEADS, D, out_dim=E, key_vector=bias, out_bias=bias, seed=1)
+        lengths = np.array([3, 2, 3, 3, 1, 3, 2])
+        x = sample_inputs(inputs, N, K, D, seed=2)
+        y = np.random.default_rng(3).normal(size=(N, K, E))
+        size = -(-N // chunks)
+        parts = [
+            make_chunk(
+                x[start : start + size],
+                lengths[start : start + size],
+                labels=y[start : start + size],
+                key_vector=bias,
+                out_bias=bias,
+                causal=False,
+                size=size,
+            )
+            for start in range(0, size * chunks, size)
+        ]
+        self.data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+        self.theta = jnp.asarray(layer.query_theta)
+        self.ridge = jnp.asarray(ridge)
+        self.fit = fit_projections(self.theta, self.data, self.ridge)
+
+        def outputs(theta, w):
+            rows = [forward(theta, w, part).reshape(-1) for part in parts]
+            return jnp.concatenate(rows)
+
+        by_theta, by_w = jax.jacfwd(outputs, argnums=(0, 1))(self.theta, self.fit.w)
+        rows = by_theta.shape[0]
+        # Theta is indexed (q, m, d), query side first.
+        self.j = np.asarray(by_theta.transpose(0, 2, 1, 3)).reshape(rows, -1)
+        self.v = np.asarray(by_w).reshape(rows, -1)
+        labels = np.concatenate(
+            [np.asarray(part.labels * part.weight[..., None]).reshape(-1) for part in parts]
+        )
+        self.residual = labels - np.asarray(outputs(self.theta, self.fit.w))
+
+    def schur(self):
+        lift = np.trace(self.v.T @ self.v) / self.v.shape[1] * 1e-14 + float(self.ridge)
+        gram = self.v.T @ self.v + lift * np.eye(self.v.shape[1])
+        return self.j.T @ (self.j - self.v @ np.linalg.solve(gram, self.v.T @ self.j))
+
+    def damping_diagonal(self):
+        _, q, d = self.theta.shape
+        scale = np.asarray(precondition(self.theta, self.fit, self.data).head_scale)
+        return np.diag(np.tile(np.repeat(scale, d), q))
+
+    def solve(self, damping, head_dim=None):
+        return matrix_free(
+            self.theta,
+            self.fit,
+            self.data,
+            ridge=self.ridge,
+            damping=jnp.asarray(damping),
+            tolerance=jnp.asarray(1e-13),
+            max_steps=500,
+            head_dim=head_dim,
+        )
+
+
+BIAS_CHUNKS_RIDGE = [(False, 1, 0.0), (True, 1, 0.2), (True, 3, 0.0), (False, 3, 0.2)]
+
+
+@pytest.fixture(scope="module", params=BIAS_CHUNKS_RIDGE, ids=str)
+def case(request):
+    bias, chunks, ridge = request.param
+    with float64():
+        return Case(bias=bias, chunks=chunks, ridge=ridge)
+
+
+@in_float64
+def test_the_two_orders_of_theta_are_inverse(case):
+    flat = query_first(case.theta)
+    m, q, d = case.theta.shape
+    assert flat.shape == (q, m * d)
+    assert float(flat[1, d]) == float(case.theta[1, 1, 0])
+    np.testing.assert_array_equal(heads_first(flat, m), case.theta)
+
+
+@in_float64
+def test_the_dense_normal_matrix_equals_the_one_of_an_explicit_jacobian(case):
+    normal = dense(case.theta, case.fit, case.data)
+    expected = case.schur()
+    np.testing.assert_allclose(normal.schur, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
+    # The elimination matters: without it the matrix is another one.
+    assert np.abs(case.j.T @ case.j - expected).max() > 0.1 * np.abs(expected).max()
+    q, md, width, e = normal.coupling.shape
+    coupling = np.asarray(normal.coupling).transpose(2, 3, 0, 1).reshape(width, e, q * md)
+    lifted = np.einsum("ps,sex->pex", np.asarray(normal.chol), coupling).reshape(width * e, -1)
+    np.testing.assert_allclose(lifted, case.v.T @ case.j, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("damping", [1e-2, 3.0])
+@in_float64
+def test_a_matrix_free_step_equals_the_dense_solve(case, damping):
+    step = query_first(case.solve(damping))
+    unknowns = len(case.schur())
+    left = case.schur() + float(case.ridge) * np.eye(unknowns) + damping * case.damping_diagonal()
+    right = case.j.T @ case.residual - float(case.ridge) * np.asarray(
+        query_first(case.theta)
+    ).reshape(-1)
+    expected = np.linalg.solve(left, right)
+    assert np.linalg.norm(expected) > 1e-3
+    error = np.linalg.norm(np.asarray(step).reshape(-1) - expected)
+    assert error < 1e-9 * np.linalg.norm(expected)
+
+
+@in_float64
+def test_the_gradient_is_that_of_the_eliminated_loss(case):
+    # Kaufman's matrix is an approximation; the gradient that comes with it is not.
+    gradient = jax.grad(lambda theta: fit_projections(theta, case.data, case.ridge).loss)(
+        case.theta
+    )
+    flat = np.asarray(query_first(gradient)).reshape(-1)
+    np.testing.assert_allclose(flat, -2 * case.j.T @ case.residual, rtol=0, atol=1e-9)
+
+
+@in_float64
+def test_a_step_of_narrow_heads_solves_the_projected_equations():
+    case = Case(bias=True, ridge=0.2)
+    head_dim, damping = 2, 0.1
+    m, q, d = case.theta.shape
+    narrow = tangent_projection(case.theta, head_dim).retract(case.theta)
+    case.theta = narrow
+    case.fit = fit_projections(narrow, case.data, case.ridge)
+    jacobian = Case.__new__(Case)
+    jacobian.__dict__ |= case.__dict__
+    outputs = [jax.jacfwd(forward, argnums=(0, 1))(narrow, case.fit.w, _only(case.data))]
+    by_theta, by_w = outputs[0]
+    jacobian.j = np.asarray(by_theta).reshape(N * K * E, m, q, d).transpose(0, 2, 1, 3)
+    jacobian.j = jacobian.j.reshape(N * K * E, -1)
+    jacobian.v = np.asarray(by_w).reshape(N * K * E, -1)
+    labels = _only(case.data).labels * _only(case.data).weight[..., None]
+    residual = np.asarray(labels - forward(narrow, case.fit.w, _only(case.data))).reshape(-1)
+    project = tangent_projection(narrow, head_dim)
+    units = np.eye(m * q * d).reshape(-1, q, m * d)
+    projector = np.stack(
+        [np.asarray(query_first(project(heads_first(jnp.asarray(u), m)))).ravel() for u in units]
+    )
+    values, vectors = np.linalg.eigh(projector)
+    basis = vectors[:, values > 0.5]
+    assert basis.shape[1] == m * head_dim * (q + d - head_dim)
+    unknowns = len(projector)
+    left = jacobian.schur() + 0.2 * np.eye(unknowns) + damping * case.damping_diagonal()
+    right = jacobian.j.T @ residual - 0.2 * np.asarray(query_first(narrow)).ravel()
+    expected = basis @ np.linalg.solve(basis.T @ left @ basis, basis.T @ right)
+    step = np.asarray(query_first(case.solve(damping, head_dim))).ravel()
+    assert np.linalg.norm(expected) > 1e-3
+    assert np.linalg.norm(step - expected) < 1e-9 * np.linalg.norm(expected)
+
+
+def _only(data: Chunk) -> Chunk:
+    return jax.tree.map(lambda leaf: leaf[0], data)
+
+
+@in_float64
+def test_the_damping_scale_is_the_mean_diagonal_of_each_head_on_unit_tokens():
+    case = Case(inputs="boolean")
+    m, q, d = case.theta.shape
+    diagonal = np.sum(case.j**2, axis=0).reshape(q, m, d).mean(axis=(0, 2))
+    scale = precondition(case.theta, case.fit, case.data).head_scale
+    np.testing.assert_allclose(scale, diagonal, rtol=1e-10)
+
+
+# The tangent space of narrow heads
+
+
+def random_matrices(seed, m=2, q=5, d=4):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(m, q, d)))
+
+
+@given(seed=st.integers(0, 2**32), head_dim=st.integers(1, 4))
+@settings(max_examples=15, deadline=None)
+@in_float64
+def test_the_tangent_projection_is_an_orthogonal_projector(seed, head_dim):
+    theta, a, b = (random_matrices([seed, i]) for i in range(3))
+    project = tangent_projection(theta, head_dim)
+    np.testing.assert_allclose(project(project(a)), project(a), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(jnp.vdot(project(a), b), jnp.vdot(a, project(b)), atol=1e-12)
+
+
+@given(seed=st.integers(0, 2**32), head_dim=st.integers(1, 3))
+@settings(max_examples=15, deadline=None)
+@in_float64
+def test_the_tangent_space_is_that_of_products_of_factors(seed, head_dim):
+    rng = np.random.default_rng(seed)
+    a, da = rng.normal(size=(2, 2, 5, head_dim))
+    b, db = rng.normal(size=(2, 2, 4, head_dim))
+    project = tangent_projection(jnp.asarray(a @ b.transpose(0, 2, 1)), head_dim)
+    along = da @ b.transpose(0, 2, 1) + a @ db.transpose(0, 2, 1)
+    np.testing.assert_allclose(project(jnp.asarray(along)), along, rtol=0, atol=1e-9)
+    # Normal directions vanish: orthogonal to the columns of a and of b.
+    left = np.stack([np.linalg.svd(head)[0][:, head_dim:] for head in a])
+    right = np.stack([np.linalg.svd(head)[0][:, head_dim:] for head in b])
+    core = rng.normal(size=(2, 5 - head_dim, 4 - head_dim))
+    across = left @ core @ right.transpose(0, 2, 1)
+    assert np.abs(across).max() > 1e-3
+    np.testing.assert_allclose(project(jnp.asarray(across)), 0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 4])
+@in_float64
+def test_retraction_gives_the_nearest_matrices_of_that_rank(head_dim):
+    theta = random_matrices(7)
+    nearest = np.asarray(tangent_projection(random_matrices(8), head_dim).retract(theta))
+    for head, low in zip(np.asarray(theta), nearest, strict=True):
+        values = np.linalg.svd(head, compute_uv=False)
+        assert np.linalg.matrix_rank(low, tol=1e-10) == head_dim
+        distance = np.linalg.norm(head - low)
+        np.testing.assert_allclose(distance, np.linalg.norm(values[head_dim:]), atol=1e-12)
+
+
+@in_float64
+def test_full_heads_are_left_alone():
+    theta = random_matrices(7)
+    project = tangent_projection(theta, None)
+    assert project(theta) is theta
+    assert project.retract(theta) is theta
+
+
+# Memory
+
+
+def temporary_bytes(chunks, size, k, d, e, m) -> int:
+    """What one descent step of one start holds beside its arguments, as compiled."""
+
+    def of(*shape, dtype=np.float64):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    data = Chunk(
+        tokens=of(chunks, size, k, d),
+        queries=of(chunks, size, k, d),
+        labels=of(chunks, size, k, e),
+        constant=of(chunks, size, k, 0),
+        weight=of(chunks, size, k),
+        allowed=of(chunks, size, k, k, dtype=np.bool_),
+    )
+    state = State(of(1, m, d, d), of(1, m * d, e), of(1), of(1), of(1))
+    compiled = _step.lower(state, data, 1.0, NO_RIDGE, None).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@in_float64
+def test_a_descent_step_never_holds_the_jacobian_nor_grows_faster_than_its_patterns():
+    k, d, e, m, size = 4, 16, 16, 4, 32
+    few, many = (temporary_bytes(chunks, size, k, d, e, m) for chunks in (8, 64))
+    n = 64 * size
+    jacobian = 8 * (n * k * e) * (m * d**2)
+    assert many < jacobian / 20
+    # p (m k), the design (m d), the values x_j W_i (m e), and the change (e) of every row; XLA may
+    # hold each twice, as scan's input and output.
+    row = m * (k + d + e) + e
+    growth = (many - few) / (8 * (64 - 8) * size * k)
+    assert growth < 3 * row
+    # What does not grow: some copies of one chunk's largest intermediate, (m d)^2 a row.
+    assert few - growth * 8 * (8 * size) * k < 8 * 8 * size * k * (m * d) ** 2
+
+
+def test_patterns_are_the_only_thing_quadratic_in_tokens():
+    with float64():
+        case = Case()
+        p = attend(case.theta, _only(case.data)).p
+    assert p.shape == (N, HEADS, K, K)
