@@ -72,7 +72,8 @@ def test_fits_a_small_layer_and_generalises(method):
     assert min(event.loss for event in solution.trace if event.loss > 0) < 0.2
 
 
-@pytest.mark.parametrize("method", LEARNERS)
+# L-BFGS shares its student with Adam, so it need not be compiled for these as well.
+@pytest.mark.parametrize("method", ["adam", "linear"])
 def test_fits_biases_causal_masks_and_lengths_together(method):
     lengths = np.random.default_rng(0).integers(2, 6, 120)
     examples = teach(
@@ -86,9 +87,9 @@ def test_fits_biases_causal_masks_and_lengths_together(method):
     assert relative_error(solution.layer, examples) < max(EXPECTED[method], 1e-17)
 
 
-@pytest.mark.parametrize("method", LEARNERS)
+@pytest.mark.parametrize("method", ["adam", "linear"])
 def test_head_dim_bounds_the_rank(method):
-    solution = run(method, teach(scale=1.0, rank=2, k=6), head_dim=2)
+    solution = run(method, teach(scale=1.0, rank=2), head_dim=2)
     values = np.linalg.svd(solution.layer.theta, compute_uv=False)
     assert np.all(values[:, 2:] < 1e-12 * values[:, :1])
     assert solution.outcome is Outcome.FITTED
@@ -104,7 +105,8 @@ def test_same_seed_same_layer(method):
 @pytest.mark.parametrize("method", LEARNERS)
 def test_stops_at_the_time_limit_with_a_layer(method):
     examples = teach(noise=0.3)  # nothing to reach: every start would run to its end
-    run(method, examples, max_seconds=0.01, starts=1)  # compiles
+    brief = {"sweeps" if method == "linear" else "steps": 8}
+    run(method, examples, starts=1, **brief)  # compiles
     began = time.perf_counter()
     solution = run(method, examples, max_seconds=0.2, starts=10**6)
     assert time.perf_counter() - began < 2.0
@@ -126,11 +128,11 @@ def test_divergence_is_an_outcome_and_the_layer_stays_finite():
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-def test_zero_labels_and_very_few_examples_are_no_accident(method):
-    few = {"starts": 1, "sweeps" if method == "linear" else "steps": 20}
+def test_zero_labels_are_fitted(method):
     silent = Examples(sample_inputs("boolean", 120, 5, 6, seed=1), np.zeros((120, 5, 6)))
-    assert run(method, silent).layer.w.shape == (2, 6, 6)
-    run(method, teach(n=1), **few)
+    solution = run(method, silent, starts=1)
+    assert solution.outcome is Outcome.FITTED
+    assert np.abs(solution.layer(silent.arrays().x)).max() < 1e-6
 
 
 @pytest.mark.parametrize("head_dim", [None, 2])
@@ -162,18 +164,18 @@ def test_cutting_into_batches_changes_no_loss(monkeypatch):
         energy = jnp.asarray(problem.energy)
         student = random_student(problem, 2, None, student_rng(0))
         whole = batches(problem, 2)
+        assert whole.weight.shape[0] == 1
+        monkeypatch.setattr("mhalearn.problem.WORKSPACE", 20_000)
         monkeypatch.setattr("mhalearn.baselines._WORKSPACE", 1)
         monkeypatch.setattr("mhalearn.baselines._LEAST_EXAMPLES", 9)
-        cut = batches(problem, 2)
-        assert whole.weight.shape[0] == 1
-        assert cut.weight.shape[0] > 4
-        loss, slope = jax.jit(value_and_gradient)(student, whole, energy)
-        loss_cut, slope_cut = jax.jit(value_and_gradient)(student, cut, energy)
-        np.testing.assert_allclose(loss_cut, loss, rtol=1e-13)
-        np.testing.assert_allclose(slope_cut["theta"], slope["theta"], atol=1e-13)
+        cut = batches(make_problem(examples, 2, bias=False, causal=False), 2)
+        assert cut.weight.shape[1] <= 9
+        losses = [float(relative_loss(student, data, energy)) for data in (whole, cut)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-13)
 
 
 def test_adam_learns_from_mini_batches(monkeypatch):
+    monkeypatch.setattr("mhalearn.problem.WORKSPACE", 20_000)
     monkeypatch.setattr("mhalearn.baselines._WORKSPACE", 1)
     monkeypatch.setattr("mhalearn.baselines._LEAST_EXAMPLES", 40)
     assert run("adam", teach(heads=1), n_heads=1, steps=2000, starts=1).reason.startswith(
@@ -245,6 +247,8 @@ def test_nothing_is_held_out_when_nothing_can_be_spared():
     assert not np.intersect1d(kept.hashes(), chosen.hashes()).size
     kept, chosen = hold_out(examples, 0, limit=30.0)
     assert kept.n == chosen.n == 40
+    alone, _ = hold_out(examples.subset([0]), 0, limit=0.1)
+    assert alone.n == 1
 
 
 def test_a_better_layer_reaches_the_trace_only_when_it_is_worth_it():

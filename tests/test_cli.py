@@ -14,8 +14,9 @@ import pytest
 
 import mhalearn as mha
 from mhalearn import cli, storage
+from mhalearn.cli import cache, learn, output
 
-SOURCE = Path(cli.__file__).parents[1]
+SOURCE = Path(mha.__file__).parents[1]
 SMALL = ("--heads", "2", "--dim", "6", "--tokens", "4", "--examples", "120")
 
 
@@ -147,6 +148,7 @@ def test_no_arguments_show_the_help(mhalearn):
         ["generate", "--noise", "nan", "--out", "x"],
         ["generate", "--rank", "99", "--out", "x"],
         ["generate", "--inputs", "dice", "--out", "x"],
+        ["generate", "--layer", "absent.safetensors", "--out", "x"],
     ],
 )
 def test_bad_usage_is_one_line(mhalearn, arguments, tmp_path, monkeypatch):
@@ -186,6 +188,62 @@ def test_generate_with_noise_rank_and_gaussian_inputs(mhalearn, tmp_path):
     x, y, _ = examples.arrays()
     clean = layer(x)
     assert 0.05 < np.std(y - clean) / np.sqrt(np.mean(clean**2)) < 0.2
+
+
+def test_generate_draws_examples_of_a_given_layer(mhalearn, data, tmp_path):
+    options = ("--tokens", "5", "--examples", "30", "--inputs", "gaussian", "--json")
+    given = data / "layer.safetensors"
+    code, out, err = mhalearn("generate", "--layer", given, *options, "--out", tmp_path / "a")
+    assert (code, err) == (0, "")
+    files = json.loads(out)["files"]
+    assert Path(files["layer"]).read_bytes() == given.read_bytes()
+    examples = mha.load_examples(files["examples"])
+    assert (examples.n, examples.k, examples.d) == (30, 5, 6)
+    x, y, _ = examples.arrays()
+    assert x.dtype == np.float64
+    np.testing.assert_allclose(y, mha.load_layer(given)(x), rtol=1e-12, atol=1e-12)
+
+    options = ("--layer", given, "--tokens", "4", "--examples", "120")
+    assert mhalearn("generate", *options, "--out", tmp_path / "b")[0] == 0
+    first, again = data / "examples.safetensors", tmp_path / "b" / "examples.safetensors"
+    assert first.read_bytes() == again.read_bytes()  # the same layer, the same seed
+    options = (*options, "--seed", "1", "--noise", "1")
+    assert mhalearn("generate", *options, "--out", tmp_path)[0] == 0
+    x, y, _ = mha.load_examples(tmp_path / "examples.safetensors").arrays()
+    clean = mha.load_layer(given)(x)
+    assert not np.array_equal(x, mha.load_examples(first).arrays()[0])
+    assert 0.5 < np.std(y - clean) / np.sqrt(np.mean(clean**2)) < 2
+
+
+def test_generate_says_how_to_learn_the_given_layer(mhalearn, tmp_path):
+    layer = mha.random_layer(2, 6, key_vector=True, causal=True)
+    layer.save(tmp_path / "given.safetensors")
+    arguments = ("--layer", tmp_path / "given.safetensors", "--tokens", "4", "--out", tmp_path)
+    code, out, _ = mhalearn("generate", *arguments)
+    assert code == 0
+    assert out.rstrip().endswith("--heads 2 --bias --causal")
+    limit = mha.load_examples(tmp_path / "examples.safetensors").counting_limit(2, bias=True)
+    assert f"counting limit of {limit:.1f}" in out
+    assert mha.load_layer(tmp_path / "layer.safetensors").causal
+
+
+@pytest.mark.parametrize("option", ["--heads", "--dim", "--scale", "--rank"])
+def test_a_given_layer_and_a_recipe_for_one_conflict(mhalearn, data, tmp_path, option):
+    result = mhalearn(
+        *("generate", "--layer", data / "layer.safetensors", option, "2", "--out", tmp_path / "x")
+    )
+    assert_one_line(*result)
+    assert f"{option} and --layer conflict" in result[2]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_generate_does_not_overwrite_the_given_layer(mhalearn, data, tmp_path):
+    given = tmp_path / "examples.safetensors"
+    given.write_bytes((data / "layer.safetensors").read_bytes())
+    assert_one_line(*mhalearn("generate", "--layer", given, "--out", tmp_path))
+    assert_one_line(*mhalearn("generate", "--layer", data / "fresh.safetensors", "--out", tmp_path))
+    assert list(tmp_path.iterdir()) == [given]
+    assert given.read_bytes() == (data / "layer.safetensors").read_bytes()
 
 
 def test_generate_refuses_a_place_it_cannot_write_to(mhalearn, tmp_path):
@@ -287,7 +345,7 @@ def test_bad_layers_are_refused_in_one_line(mhalearn, data, tmp_path):
 
 
 def test_outputs_are_checked_before_any_work(mhalearn, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "_fit", lambda *_: pytest.fail("the work began"))
+    monkeypatch.setattr(learn, "fit", lambda *_: pytest.fail("the work began"))
     examples = tmp_path / "examples.safetensors"
     examples.write_bytes((data / "examples.safetensors").read_bytes())
     missing, twice = tmp_path / "missing" / "file", tmp_path / "twice"
@@ -484,21 +542,21 @@ def test_demo(environment, tmp_path):
 
 def test_json_is_strict():
     value = {"a": np.array([1.0, np.nan]), "b": (np.inf, np.float64(2)), 3: {"c": np.bool_(True)}}
-    assert cli._strict(value) == {"a": [1.0, None], "b": [None, 2.0], "3": {"c": True}}
+    assert output.strict(value) == {"a": [1.0, None], "b": [None, 2.0], "3": {"c": True}}
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("MHALEARN_CACHE_DIR", str(tmp_path))
-    assert cli._cache_folder() == tmp_path
+    assert cache.cache_folder() == tmp_path
     monkeypatch.setenv("MHALEARN_CACHE_DIR", "")
-    assert cli._cache_folder() is None
+    assert cache.cache_folder() is None
     monkeypatch.delenv("MHALEARN_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     if sys.platform.startswith("linux"):
-        assert cli._cache_folder().is_relative_to(tmp_path / "xdg" / "mhalearn")
+        assert cache.cache_folder().is_relative_to(tmp_path / "xdg" / "mhalearn")
 
 
 def test_an_unusable_cache_folder_is_no_obstacle(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("MHALEARN_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    cli._use_compilation_cache()
+    cache.use_compilation_cache()

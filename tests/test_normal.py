@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
 
-from mhalearn.attention import Chunk, attend, fit_projections, float64, forward, in_float64
+from mhalearn.attention import Chunk, fit_projections, float64, forward, in_float64
 from mhalearn.inputs import sample_inputs
 from mhalearn.layer import make_chunk
 from mhalearn.normal import (
@@ -16,64 +17,67 @@ from mhalearn.normal import (
     query_first,
     tangent_projection,
 )
-from mhalearn.polish import NO_RIDGE, State, _step
+from mhalearn.polish import State, descend
+from mhalearn.problem import Problem
 from mhalearn.teachers import random_layer
 
 N, K, D, E, HEADS = 7, 3, 3, 2, 2
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_lapack_thread():
+    """As in the estimator: LAPACK's threads would fight XLA's for the same cores."""
+    with threadpool_limits(1, user_api="blas"):
+        yield
+
+
 class Case:
     """A tiny problem and its Jacobian, formed row by row by automatic differentiation."""
 
-    def __init__(self, *, bias=False, chunks=1, ridge=0.0, inputs="gaussian"):
+    def __init__(self, *, bias=False, chunks=1, ridge=0.0, rank=None, inputs="gaussian"):
         layer = random_layer(HEADS, D, out_dim=E, key_vector=bias, out_bias=bias, seed=1)
         lengths = np.array([3, 2, 3, 3, 1, 3, 2])
         x = sample_inputs(inputs, N, K, D, seed=2)
         y = np.random.default_rng(3).normal(size=(N, K, E))
+
+        def chunk(start, size):
+            part = slice(start, start + size)
+            options = {"key_vector": bias, "out_bias": bias, "causal": False, "size": size}
+            return make_chunk(x[part], lengths[part], labels=y[part], **options)
+
         size = -(-N // chunks)
-        parts = [
-            make_chunk(
-                x[start : start + size],
-                lengths[start : start + size],
-                labels=y[start : start + size],
-                key_vector=bias,
-                out_bias=bias,
-                causal=False,
-                size=size,
-            )
-            for start in range(0, size * chunks, size)
-        ]
+        parts = [chunk(start, size) for start in range(0, size * chunks, size)]
         self.data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
-        self.theta = jnp.asarray(layer.query_theta)
+        theta = jnp.asarray(layer.query_theta)
+        self.theta = tangent_projection(theta, rank).retract(theta)
         self.ridge = jnp.asarray(ridge)
-        self.fit = fit_projections(self.theta, self.data, self.ridge)
-
-        def outputs(theta, w):
-            rows = [forward(theta, w, part).reshape(-1) for part in parts]
-            return jnp.concatenate(rows)
-
-        by_theta, by_w = jax.jacfwd(outputs, argnums=(0, 1))(self.theta, self.fit.w)
-        rows = by_theta.shape[0]
+        self.fit = jax.jit(fit_projections)(self.theta, self.data, self.ridge)
+        whole = chunk(0, N)
+        jacobian = jax.jit(jax.jacfwd(forward, argnums=(0, 1)))
+        by_theta, by_w = map(np.asarray, jacobian(self.theta, self.fit.w, whole))
         # Theta is indexed (q, m, d), query side first.
-        self.j = np.asarray(by_theta.transpose(0, 2, 1, 3)).reshape(rows, -1)
-        self.v = np.asarray(by_w).reshape(rows, -1)
-        labels = np.concatenate(
-            [np.asarray(part.labels * part.weight[..., None]).reshape(-1) for part in parts]
-        )
-        self.residual = labels - np.asarray(outputs(self.theta, self.fit.w))
+        self.j = by_theta.transpose(0, 1, 2, 4, 3, 5).reshape(N * K * E, -1)
+        self.v = by_w.reshape(N * K * E, -1)
+        labels = np.where((np.arange(K) < lengths[:, None])[..., None], y, 0.0)
+        self.residual = (labels - np.asarray(forward(self.theta, self.fit.w, whole))).ravel()
+        self.head_scale = np.asarray(jax.jit(precondition)(self.theta, self.fit, self.data)[-1])
+        self._matrix_free = jax.jit(matrix_free, static_argnames=("max_steps", "head_dim"))
 
     def schur(self):
         lift = np.trace(self.v.T @ self.v) / self.v.shape[1] * 1e-14 + float(self.ridge)
         gram = self.v.T @ self.v + lift * np.eye(self.v.shape[1])
         return self.j.T @ (self.j - self.v @ np.linalg.solve(gram, self.v.T @ self.j))
 
-    def damping_diagonal(self):
+    def equations(self, damping):
+        """Both sides of the damped normal equations."""
         _, q, d = self.theta.shape
-        scale = np.asarray(precondition(self.theta, self.fit, self.data).head_scale)
-        return np.diag(np.tile(np.repeat(scale, d), q))
+        matrix = self.schur() + float(self.ridge) * np.eye(self.j.shape[1])
+        matrix += damping * np.diag(np.tile(np.repeat(self.head_scale, d), q))
+        theta = np.asarray(query_first(self.theta)).ravel()
+        return matrix, self.j.T @ self.residual - float(self.ridge) * theta
 
-    def solve(self, damping, head_dim=None):
-        return matrix_free(
+    def step(self, damping, head_dim=None):
+        found = self._matrix_free(
             self.theta,
             self.fit,
             self.data,
@@ -83,16 +87,15 @@ class Case:
             max_steps=500,
             head_dim=head_dim,
         )
+        return np.asarray(query_first(found)).ravel()
 
 
-BIAS_CHUNKS_RIDGE = [(False, 1, 0.0), (True, 1, 0.2), (True, 3, 0.0), (False, 3, 0.2)]
-
-
-@pytest.fixture(scope="module", params=BIAS_CHUNKS_RIDGE, ids=str)
+@pytest.fixture(scope="module", params=["plain", "everything"])
 def case(request):
-    bias, chunks, ridge = request.param
     with float64():
-        return Case(bias=bias, chunks=chunks, ridge=ridge)
+        if request.param == "plain":
+            return Case()
+        return Case(bias=True, chunks=3, ridge=0.2)
 
 
 @in_float64
@@ -100,13 +103,13 @@ def test_the_two_orders_of_theta_are_inverse(case):
     flat = query_first(case.theta)
     m, q, d = case.theta.shape
     assert flat.shape == (q, m * d)
-    assert float(flat[1, d]) == float(case.theta[1, 1, 0])
+    assert float(flat[2, d]) == float(case.theta[1, 2, 0])
     np.testing.assert_array_equal(heads_first(flat, m), case.theta)
 
 
 @in_float64
 def test_the_dense_normal_matrix_equals_the_one_of_an_explicit_jacobian(case):
-    normal = dense(case.theta, case.fit, case.data)
+    normal = jax.jit(dense)(case.theta, case.fit, case.data)
     expected = case.schur()
     np.testing.assert_allclose(normal.schur, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
     # The elimination matters: without it the matrix is another one.
@@ -120,64 +123,38 @@ def test_the_dense_normal_matrix_equals_the_one_of_an_explicit_jacobian(case):
 @pytest.mark.parametrize("damping", [1e-2, 3.0])
 @in_float64
 def test_a_matrix_free_step_equals_the_dense_solve(case, damping):
-    step = query_first(case.solve(damping))
-    unknowns = len(case.schur())
-    left = case.schur() + float(case.ridge) * np.eye(unknowns) + damping * case.damping_diagonal()
-    right = case.j.T @ case.residual - float(case.ridge) * np.asarray(
-        query_first(case.theta)
-    ).reshape(-1)
-    expected = np.linalg.solve(left, right)
+    expected = np.linalg.solve(*case.equations(damping))
     assert np.linalg.norm(expected) > 1e-3
-    error = np.linalg.norm(np.asarray(step).reshape(-1) - expected)
-    assert error < 1e-9 * np.linalg.norm(expected)
+    assert np.linalg.norm(case.step(damping) - expected) < 1e-9 * np.linalg.norm(expected)
+
+
+@in_float64
+def test_a_step_of_narrow_heads_solves_the_projected_equations():
+    rank, damping = 2, 0.1
+    case = Case(bias=True, ridge=0.2, rank=rank)
+    m, q, d = case.theta.shape
+    project = tangent_projection(case.theta, rank)
+    units = jnp.eye(m * q * d).reshape(-1, q, m * d)
+    projector = jax.vmap(lambda unit: query_first(project(heads_first(unit, m))).ravel())(units)
+    values, vectors = np.linalg.eigh(projector)
+    basis = vectors[:, values > 0.5]
+    assert basis.shape[1] == m * rank * (q + d - rank)
+    matrix, right = case.equations(damping)
+    expected = basis @ np.linalg.solve(basis.T @ matrix @ basis, basis.T @ right)
+    assert np.linalg.norm(expected) > 1e-3
+    assert np.linalg.norm(case.step(damping, rank) - expected) < 1e-9 * np.linalg.norm(expected)
 
 
 @in_float64
 def test_the_gradient_is_that_of_the_eliminated_loss(case):
     # Kaufman's matrix is an approximation; the gradient that comes with it is not.
-    gradient = jax.grad(lambda theta: fit_projections(theta, case.data, case.ridge).loss)(
-        case.theta
-    )
-    flat = np.asarray(query_first(gradient)).reshape(-1)
-    np.testing.assert_allclose(flat, -2 * case.j.T @ case.residual, rtol=0, atol=1e-9)
+    def loss(theta):
+        return fit_projections(theta, case.data, case.ridge).loss
 
-
-@in_float64
-def test_a_step_of_narrow_heads_solves_the_projected_equations():
-    case = Case(bias=True, ridge=0.2)
-    head_dim, damping = 2, 0.1
-    m, q, d = case.theta.shape
-    narrow = tangent_projection(case.theta, head_dim).retract(case.theta)
-    case.theta = narrow
-    case.fit = fit_projections(narrow, case.data, case.ridge)
-    jacobian = Case.__new__(Case)
-    jacobian.__dict__ |= case.__dict__
-    outputs = [jax.jacfwd(forward, argnums=(0, 1))(narrow, case.fit.w, _only(case.data))]
-    by_theta, by_w = outputs[0]
-    jacobian.j = np.asarray(by_theta).reshape(N * K * E, m, q, d).transpose(0, 2, 1, 3)
-    jacobian.j = jacobian.j.reshape(N * K * E, -1)
-    jacobian.v = np.asarray(by_w).reshape(N * K * E, -1)
-    labels = _only(case.data).labels * _only(case.data).weight[..., None]
-    residual = np.asarray(labels - forward(narrow, case.fit.w, _only(case.data))).reshape(-1)
-    project = tangent_projection(narrow, head_dim)
-    units = np.eye(m * q * d).reshape(-1, q, m * d)
-    projector = np.stack(
-        [np.asarray(query_first(project(heads_first(jnp.asarray(u), m)))).ravel() for u in units]
-    )
-    values, vectors = np.linalg.eigh(projector)
-    basis = vectors[:, values > 0.5]
-    assert basis.shape[1] == m * head_dim * (q + d - head_dim)
-    unknowns = len(projector)
-    left = jacobian.schur() + 0.2 * np.eye(unknowns) + damping * case.damping_diagonal()
-    right = jacobian.j.T @ residual - 0.2 * np.asarray(query_first(narrow)).ravel()
-    expected = basis @ np.linalg.solve(basis.T @ left @ basis, basis.T @ right)
-    step = np.asarray(query_first(case.solve(damping, head_dim))).ravel()
-    assert np.linalg.norm(expected) > 1e-3
-    assert np.linalg.norm(step - expected) < 1e-9 * np.linalg.norm(expected)
-
-
-def _only(data: Chunk) -> Chunk:
-    return jax.tree.map(lambda leaf: leaf[0], data)
+    gradient = query_first(jax.jit(jax.grad(loss))(case.theta))
+    expected = -2 * case.j.T @ case.residual
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(np.asarray(gradient).ravel(), expected, rtol=0, atol=1e-9)
 
 
 @in_float64
@@ -185,8 +162,7 @@ def test_the_damping_scale_is_the_mean_diagonal_of_each_head_on_unit_tokens():
     case = Case(inputs="boolean")
     m, q, d = case.theta.shape
     diagonal = np.sum(case.j**2, axis=0).reshape(q, m, d).mean(axis=(0, 2))
-    scale = precondition(case.theta, case.fit, case.data).head_scale
-    np.testing.assert_allclose(scale, diagonal, rtol=1e-10)
+    np.testing.assert_allclose(case.head_scale, diagonal, rtol=1e-10)
 
 
 # The tangent space of narrow heads
@@ -197,7 +173,7 @@ def random_matrices(seed, m=2, q=5, d=4):
 
 
 @given(seed=st.integers(0, 2**32), head_dim=st.integers(1, 4))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @in_float64
 def test_the_tangent_projection_is_an_orthogonal_projector(seed, head_dim):
     theta, a, b = (random_matrices([seed, i]) for i in range(3))
@@ -207,7 +183,7 @@ def test_the_tangent_projection_is_an_orthogonal_projector(seed, head_dim):
 
 
 @given(seed=st.integers(0, 2**32), head_dim=st.integers(1, 3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @in_float64
 def test_the_tangent_space_is_that_of_products_of_factors(seed, head_dim):
     rng = np.random.default_rng(seed)
@@ -263,8 +239,12 @@ def temporary_bytes(chunks, size, k, d, e, m) -> int:
         allowed=of(chunks, size, k, k, dtype=np.bool_),
     )
     state = State(of(1, m, d, d), of(1, m * d, e), of(1), of(1), of(1))
-    compiled = _step.lower(state, data, 1.0, NO_RIDGE, None).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+
+    def step(state, data):
+        rows = chunks * size * k
+        return descend(state, Problem(data, k, d, e, False, False, 1.0, 1.0, rows, 1.0))
+
+    return jax.jit(step).lower(state, data).compile().memory_analysis().temp_size_in_bytes
 
 
 @in_float64
@@ -274,17 +254,9 @@ def test_a_descent_step_never_holds_the_jacobian_nor_grows_faster_than_its_patte
     n = 64 * size
     jacobian = 8 * (n * k * e) * (m * d**2)
     assert many < jacobian / 20
-    # p (m k), the design (m d), the values x_j W_i (m e), and the change (e) of every row; XLA may
-    # hold each twice, as scan's input and output.
+    # p (m k), the design (m d), the values x_j W_i (m e), and the change (e) of every row.
     row = m * (k + d + e) + e
     growth = (many - few) / (8 * (64 - 8) * size * k)
-    assert growth < 3 * row
+    assert growth < 2 * row
     # What does not grow: some copies of one chunk's largest intermediate, (m d)^2 a row.
     assert few - growth * 8 * (8 * size) * k < 8 * 8 * size * k * (m * d) ** 2
-
-
-def test_patterns_are_the_only_thing_quadratic_in_tokens():
-    with float64():
-        case = Case()
-        p = attend(case.theta, _only(case.data)).p
-    assert p.shape == (N, HEADS, K, K)

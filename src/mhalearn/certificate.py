@@ -2,12 +2,14 @@
 
 Three statements, never mixed. (1) Distribution-free: with confidence 1 - delta, at least a fraction
 1 - eps of inputs has relative error at most t (Clopper & Pearson, from the count of exceedances).
-(2) Exactness: the residual, recomputed from scratch, is at the precision of the labels, and no
-direction in parameter space is left open by the inputs; both together are `recovered`. (3) Under
-Gaussian label noise: the covariance of the estimate, sigma^2 (J^T J)^-1, hence intervals.
+(2) Exactness: the residual, recomputed from scratch, is at the precision of the labels, the inputs
+leave no direction in parameter space open, and the residual leaves no parameter room to be another
+one; all together are `recovered`. (3) Under Gaussian label noise: the covariance of the estimate,
+sigma^2 (J^T J)^-1, hence intervals.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +20,17 @@ from scipy.stats import beta, norm
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.precision import label_precision
-from mhalearn.spectrum import DENSE_LIMIT, Parameters, measure_spectrum
+from mhalearn.spectrum import DENSE_LIMIT, Parameters, Spectrum, measure_spectrum
 
 # Relative error of an example that the distribution-free statement speaks about. Fixed here, before
 # any data are seen, as that statement needs.
 THRESHOLD = 1e-6
+# Error of a parameter, relative to the size of a head, that the residual may leave room for.
+RESOLVED = 1e-2
+# How much further from exact a single output column and the median example may be.
+_PARTS = 10
+# Sizes of tokens and labels whose squares and quotients stay far from overflow.
+_SMALLEST, _LARGEST = 1e-60, 1e60
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,7 @@ class Certificate:
     tail_bound: float  # eps
     spectrum: Float64 | None  # None where the layer is too large
     null_dimension: int | None
+    parameter_bound: float | None  # error of the worst parameter that the residual leaves room for
     intervals: Parameters | None  # half-widths at confidence 1 - delta, each on its own
     statement: str
 
@@ -51,8 +60,10 @@ class Certificate:
         plain = {
             name: getattr(self, name)
             for name in self.__dataclass_fields__
-            if name not in ("spectrum", "intervals")
+            if name not in ("spectrum", "intervals", "parameter_bound")
         }
+        bound = self.parameter_bound
+        plain["parameter_bound"] = bound if bound is not None and math.isfinite(bound) else None
         if self.spectrum is not None:
             plain["smallest_eigenvalue"] = float(self.spectrum[0])
             plain["largest_eigenvalue"] = float(self.spectrum[-1])
@@ -85,29 +96,35 @@ def certify(
     in, and the intervals are scaled to the number of examples the layer says it was learned from.
     Examples the layer was learned from are refused; if they are a minority, they are left out.
     """
-    if not 0 < delta < 1:
-        raise ValueError(f"delta={delta}: pass a probability between 0 and 1")
+    if not isinstance(layer, AttentionLayer):
+        raise ValueError(f"layer is a {type(layer).__name__}: pass an AttentionLayer")
+    if not isinstance(delta, float | int | np.number) or not 0 < delta < 1:
+        raise ValueError(f"delta={delta!r}: pass a probability between 0 and 1")
+    if not isinstance(learned_from, Examples | None):
+        raise ValueError(f"learned_from is a {type(learned_from).__name__}: pass an Examples")
     examples = as_examples(X_fresh, Y_fresh, lengths)
-    _check_fits(layer, examples)
+    for given in (examples, learned_from):
+        if given is not None:
+            _check_fits(layer, given)
     examples, n_seen = _unseen(layer, examples)
     residuals = measure_residuals(layer, examples)
     n = examples.n
     exceeding = int(np.sum(residuals.relative > THRESHOLD))
     tail = 1.0 if exceeding == n else float(beta.ppf(1 - delta, exceeding + 1, n - exceeding))
-    at_floor = residuals.root_relative <= residuals.floor
     inputs = learned_from if learned_from is not None else examples
     spectrum = measure_spectrum(layer, inputs)
     null = None if spectrum is None else spectrum.null_dimension
-    intervals = None
+    intervals = bound = None
     if spectrum is not None:
-        learned = (
-            learned_from.n if learned_from else int(layer.metadata.get("n_examples", inputs.n))
+        bound = _parameter_bound(
+            layer, spectrum, math.sqrt(float(residuals.squared.sum()) * inputs.n / n)
         )
+        learned = learned_from.n if learned_from else _learned_count(layer, inputs.n)
         width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
         intervals = _scaled(spectrum.deviations, width)
     return Certificate(
-        recovered=bool(at_floor and null == 0),
-        reason=_reason(residuals, null, layer),
+        recovered=residuals.exact and null == 0 and bound is not None and bound <= RESOLVED,
+        reason=_reason(residuals, null, bound, layer),
         relative_mse=residuals.root_relative**2,
         floor=residuals.floor,
         label_precision=residuals.precision,
@@ -120,6 +137,7 @@ def certify(
         tail_bound=tail,
         spectrum=None if spectrum is None else spectrum.theta,
         null_dimension=null,
+        parameter_bound=bound,
         intervals=intervals,
         statement=(
             f"With confidence {1 - delta:.4g}, at least {1 - tail:.4%} of inputs have relative "
@@ -131,14 +149,23 @@ def certify(
 def as_examples(
     x: ArrayLike | Examples, y: ArrayLike | None, lengths: ArrayLike | None = None
 ) -> Examples:
-    """X and Y, or an Examples in place of both."""
+    """X and Y, or an Examples in place of both; of a size that double precision can square."""
     if isinstance(x, Examples):
         if y is not None or lengths is not None:
             raise ValueError("pass either an Examples or X and Y, not both")
-        return x
-    if y is None:
+        examples = x
+    elif y is None:
         raise ValueError("Y is missing: pass X and Y, or an Examples")
-    return Examples(x, y, lengths)
+    else:
+        examples = Examples(x, y, lengths)
+    largest = {"X": 0.0, "Y": 0.0}
+    for block in examples.chunks(4096):
+        for name, array in (("X", block.x), ("Y", block.y)):
+            largest[name] = max(largest[name], float(array.max()), -float(array.min()))
+    for name, size in largest.items():
+        if size > 0 and not _SMALLEST < size < _LARGEST:
+            raise ValueError(f"the largest entry of {name} is {size:.2g}: rescale it to near one")
+    return examples
 
 
 @dataclass(frozen=True)
@@ -150,31 +177,48 @@ class Residuals:
     root_relative: float  # of all: square root of |F - Y|^2 / |Y|^2
     noise_level: float
     precision: str
+    unit: float
     floor: float
+    exact: bool  # at the floor: as a whole, in every output column, and in the median example
 
 
 def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
     """Walk over the examples in chunks; memory of one chunk."""
     wrong, energy, rows = [], [], 0
+    columns = np.zeros((2, examples.out_dim))
     for x, y, lengths in examples.chunks(1024):
         inside = (np.arange(examples.k) < lengths[:, None])[..., None]
         y64 = y.astype(np.float64)
         difference = np.where(inside, layer(x, lengths) - y64, 0.0)
+        known = np.where(inside, y64, 0.0)
         wrong.append(np.sum(difference**2, axis=(1, 2)))
-        energy.append(np.sum(np.where(inside, y64, 0.0) ** 2, axis=(1, 2)))
+        energy.append(np.sum(known**2, axis=(1, 2)))
+        columns += np.sum(difference**2, axis=(0, 1)), np.sum(known**2, axis=(0, 1))
         rows += int(inside.sum())
     squared, labels = np.concatenate(wrong), np.concatenate(energy)
     precision = label_precision(examples)
     # Where labels vanish, the error stands for itself.
     relative = np.sqrt(squared / np.where(labels > 0, labels, 1.0))
     whole = float(labels.sum()) or 1.0
+    root_relative = float(np.sqrt(squared.sum() / whole))
+    # A few huge labels must not hide what is wrong with all others. A column in which heads cancel
+    # holds nothing but the rounding of the others.
+    of_parts = _PARTS * precision.floor
+    allowed = of_parts**2 * columns[1] + precision.unit**2 * whole
+    exact = (
+        root_relative <= precision.floor
+        and bool(np.all(columns[0] <= allowed))
+        and float(np.median(relative)) <= of_parts
+    )
     return Residuals(
         squared=squared,
         relative=relative,
-        root_relative=float(np.sqrt(squared.sum() / whole)),
+        root_relative=root_relative,
         noise_level=float(np.sqrt(squared.sum() / (rows * examples.out_dim))),
         precision=precision.name,
+        unit=precision.unit,
         floor=precision.floor,
+        exact=exact,
     )
 
 
@@ -199,14 +243,46 @@ def _check_fits(layer: AttentionLayer, examples: Examples) -> None:
         )
 
 
-def _reason(residuals: Residuals, null: int | None, layer: AttentionLayer) -> str:
+def _learned_count(layer: AttentionLayer, otherwise: int) -> int:
+    """How many examples the layer says it was learned from."""
+    said = layer.metadata.get("n_examples", "")
+    return int(said) if said.isdecimal() and int(said) > 0 else otherwise
+
+
+def _parameter_bound(layer: AttentionLayer, spectrum: Spectrum, residual: float) -> float:
+    """How far the residual lets the worst parameter be from one that fits exactly.
+
+    To first order |error of p| <= |residual| sqrt([(J^T J)^-1]_pp), by Cauchy and Schwarz. Relative
+    to the root mean square norm of the heads' Theta (at least that of logits of order one) or W.
+    """
+    deviations, token = spectrum.deviations, spectrum.token_size
+    theta = max(float(np.sqrt(np.mean(np.sum(layer.theta**2, axis=(1, 2))))), token**-2)
+    w = float(np.sqrt(np.mean(np.sum(layer.w**2, axis=(1, 2))))) or 1.0
+    pairs = [(deviations.theta, theta), (deviations.w, w)]
+    if deviations.key_vector is not None:
+        pairs.append((deviations.key_vector, theta * token))
+    if deviations.out_bias is not None:
+        pairs.append((deviations.out_bias, w * token))
+    widest = max(float(np.max(deviation)) / size for deviation, size in pairs)
+    return residual * widest if math.isfinite(widest) else math.inf
+
+
+def _reason(
+    residuals: Residuals, null: int | None, bound: float | None, layer: AttentionLayer
+) -> str:
     error, floor = residuals.root_relative, residuals.floor
     if error > floor:
         return (
             f"the relative residual {error:.2g} is above {floor:.2g}, "
             f"where {residuals.precision} labels are met exactly"
         )
-    if null is None:
+    if not residuals.exact:
+        return (
+            f"the relative residual {error:.2g} is that of a few large labels: in an output column "
+            f"or in the median example it is above {_PARTS * floor:.2g}, where "
+            f"{residuals.precision} labels are met exactly"
+        )
+    if null is None or bound is None:
         return (
             "the residual is at the precision of the labels, but with more than "
             f"{DENSE_LIMIT} attention unknowns the spectrum that would exclude others is too large"
@@ -215,6 +291,11 @@ def _reason(residuals: Residuals, null: int | None, layer: AttentionLayer) -> st
         return (
             f"the residual is at the precision of the labels, but the inputs leave {null} "
             "directions in parameter space open"
+        )
+    if bound > RESOLVED:
+        return (
+            f"the residual is at the precision of the {residuals.precision} labels, but leaves a "
+            f"parameter room to be off by {bound:.2g} times the size of a head"
         )
     return (
         f"the relative residual {error:.2g} is at the precision of the {residuals.precision} "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
@@ -32,6 +32,10 @@ _LEARNERS: dict[str, Callable[..., Solution]] = {
     "lbfgs": lbfgs.learn,
     "linear": linear.learn,
 }
+
+
+# Heads times features up to which a square matrix of doubles has at most 32 GiB.
+_WIDEST = 2**16
 
 
 class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -86,6 +90,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         examples = as_examples(X, Y, lengths)
         self._check(examples)
         with Progress(enabled=bool(self.progress)) as progress:
+            self._seen = examples.hashes()
             self._trace = Trace(self.max_seconds, self._listener(progress), self._keeper())
             # LAPACK's threads would fight XLA's for the same cores.
             with threadpool_limits(1, user_api="blas"):
@@ -109,9 +114,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         examples = Examples(X, Y)
         y = examples.arrays().y.astype(np.float64)
-        weights = np.ones(len(y)) if sample_weight is None else np.asarray(sample_weight)
-        if weights.shape != (len(y),):
-            raise ValueError(f"sample_weight must have one number for each of {len(y)} examples")
+        if y.shape[2] != self.layer_.out_dim:
+            raise ValueError(f"Y has {y.shape[2]} columns, the layer has {self.layer_.out_dim}")
+        weights = np.ones(len(y)) if sample_weight is None else _weights(sample_weight, len(y))
         each = weights[:, None, None]
         middle = np.sum(each * y, axis=(0, 1)) / (each.sum() * y.shape[1])
         spread = float(np.sum(each * (y - middle) ** 2))
@@ -121,10 +126,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def best_layer_so_far_(self) -> AttentionLayer | None:
         """The best layer of a fit that is running or was interrupted; None before there is one."""
         trace: Trace | None = getattr(self, "_trace", None)
-        return None if trace is None else trace.best
+        if trace is None or trace.best is None:
+            return None
+        return trace.best.replace(seen=self._seen)
 
     def _solve(self, examples: Examples, trace: Trace) -> Solution:
-        fitted, held = self._split(examples)
+        # Repeated inputs are neither more equations nor a test of what was fitted.
+        group_of = np.unique(examples.hashes(labels=False), return_inverse=True)[1]
+        fitted, held = self._split(examples, group_of)
         solution = self._learn(fitted, trace)
         layer = solution.layer
         if self.polish and solution.outcome is Outcome.FITTED:
@@ -136,10 +145,22 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if held is not None:
             certificate = certify(layer, held, learned_from=fitted)
             trace.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
-        outcome, reason = self._judge(solution.outcome, layer, examples, fitted, held, certificate)
+        limit = examples.counting_limit(
+            layer.n_heads if isinstance(self.n_heads, str) else self.n_heads,
+            self.bias,
+            self.head_dim,
+        )
+        distinct = int(group_of.max()) + 1
+        if distinct < limit:
+            outcome = Outcome.TOO_FEW_EXAMPLES
+            reason = (
+                f"{distinct} distinct examples; the counting limit of this layer is {limit:.1f}"
+            )
+        else:
+            outcome, reason = self._judge(solution.outcome, layer, fitted, held, certificate)
         trace.emit("outcome", detail=f"{outcome.name}: {reason}")
         return Solution(
-            layer=layer.replace(seen=examples.hashes()),
+            layer=layer.replace(seen=self._seen),
             outcome=outcome,
             trace=trace.events,
             reason=reason,
@@ -167,35 +188,35 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self,
         ended: Outcome,
         layer: AttentionLayer,
-        examples: Examples,
         fitted: Examples,
         held: Examples | None,
         certificate: Certificate | None,
     ) -> tuple[Outcome, str]:
-        asked = None if isinstance(self.n_heads, str) else self.n_heads
-        limit = examples.counting_limit(asked or layer.n_heads, self.bias, self.head_dim)
-        if examples.n < limit:
-            return Outcome.TOO_FEW_EXAMPLES, (
-                f"{examples.n} examples, and the counting limit for this layer is {limit:.1f}"
-            )
         recovered = certificate is not None and certificate.recovered
+        if self._trace.expired and not recovered:
+            ended = Outcome.TIME_LIMIT
         if ended in (Outcome.NONFINITE, Outcome.TIME_LIMIT) and not recovered:
             return ended, ended.explanation
+        asked = None if isinstance(self.n_heads, str) else self.n_heads
         evidence = Evidence(layer, asked, fitted, held, certificate)
         return judge(evidence, self._trace, self.random_state)
 
-    def _split(self, examples: Examples) -> tuple[Examples, Examples | None]:
+    def _split(
+        self, examples: Examples, group_of: NDArray[np.intp]
+    ) -> tuple[Examples, Examples | None]:
         """Keep an eighth of the examples to certify with, if the rest still determines the layer.
 
-        Which ones is random: files are often sorted.
+        Which ones is random: files are often sorted. Groups of equal inputs stay together.
         """
         heads = 1 if isinstance(self.n_heads, str) else self.n_heads
         limit = examples.counting_limit(heads, self.bias, self.head_dim)
-        held = min(max(2, examples.n // 8), 1024)
-        if examples.n - held < 1.5 * limit:
+        groups = int(group_of.max()) + 1
+        count = min(max(2, groups // 8), 1024)
+        if groups - count < 1.5 * limit:
             return examples, None
-        order = np.random.default_rng([self.random_state, 0x5B117]).permutation(examples.n)
-        return examples.subset(np.sort(order[held:])), examples.subset(np.sort(order[:held]))
+        order = np.random.default_rng([self.random_state, 0x5B117]).permutation(groups)
+        held = np.isin(group_of, order[:count])
+        return examples.subset(~held), examples.subset(held)
 
     def _check(self, examples: Examples) -> None:
         """Reject what cannot work before any work is done."""
@@ -203,25 +224,50 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"method={self.method!r}: choose one of {', '.join(METHODS)}")
         if isinstance(self.n_heads, str):
             if self.n_heads != "auto":
-                raise ValueError(f"n_heads={self.n_heads!r}: pass a number or 'auto'")
+                raise ValueError(f"n_heads={self.n_heads!r}: pass an integer or 'auto'")
             if self.method not in ("auto", "newton"):
                 raise ValueError(f"method={self.method!r} needs n_heads as a number")
         elif isinstance(self.n_heads, bool) or not isinstance(self.n_heads, int | np.integer):
-            raise ValueError(f"n_heads={self.n_heads!r}: pass a number or 'auto'")
+            raise ValueError(f"n_heads={self.n_heads!r}: pass an integer or 'auto'")
         elif self.n_heads < 1:
             raise ValueError(f"n_heads={self.n_heads}: a layer has at least one head")
-        if self.head_dim is not None and not 1 <= self.head_dim <= examples.d:
-            raise ValueError(f"head_dim={self.head_dim}: pass a rank from 1 to d = {examples.d}")
+        elif self.n_heads * examples.d > _WIDEST:
+            raise ValueError(
+                f"n_heads={self.n_heads}: more than {_WIDEST // examples.d} heads of "
+                f"{examples.d} features do not fit into memory; ask for fewer"
+            )
+        if self.head_dim is not None and (
+            isinstance(self.head_dim, bool)
+            or not isinstance(self.head_dim, int | np.integer)
+            or not 1 <= self.head_dim <= examples.d
+        ):
+            raise ValueError(f"head_dim={self.head_dim!r}: pass a rank from 1 to d = {examples.d}")
+        for name in ("bias", "causal", "polish", "resume"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ValueError(f"{name}={getattr(self, name)!r}: pass True or False")
+        if self.on_event is not None and not callable(self.on_event):
+            raise ValueError(f"on_event={self.on_event!r}: pass a function of an Event")
         if isinstance(self.random_state, bool) or not isinstance(
             self.random_state, int | np.integer
         ):
             raise ValueError(f"random_state={self.random_state!r}: pass an integer seed")
         if self.random_state < 0:
             raise ValueError(f"random_state={self.random_state}: pass a seed of at least 0")
-        if self.max_seconds is not None and not self.max_seconds > 0:
-            raise ValueError(f"max_seconds={self.max_seconds}: pass a positive number or None")
+        if self.max_seconds is not None and (
+            isinstance(self.max_seconds, bool)
+            or not isinstance(self.max_seconds, float | int | np.number)
+            or not self.max_seconds > 0
+        ):
+            raise ValueError(f"max_seconds={self.max_seconds!r}: pass a positive number or None")
+        if not isinstance(self.checkpoint, str | Path | None):
+            raise ValueError(f"checkpoint={self.checkpoint!r}: pass a path")
+        self._check_resume(examples)
+
+    def _check_resume(self, examples: Examples) -> None:
         if self.resume and self.checkpoint is None:
             raise ValueError("resume=True needs the checkpoint file to resume from")
+        if self.resume and self.method not in ("auto", "newton"):
+            raise ValueError(f"method={self.method!r} cannot resume: use 'newton', or resume=False")
         if self.checkpoint is not None:
             storage.check_writable(self.checkpoint)
         if self.resume:
@@ -230,6 +276,16 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(
                     f"{storage.show(self.checkpoint or '')}: the checkpoint maps {start.d} "
                     f"features to {start.out_dim}, the examples {examples.d} to {examples.out_dim}"
+                )
+            if not isinstance(self.n_heads, str) and start.n_heads != self.n_heads:
+                raise ValueError(
+                    f"{storage.show(self.checkpoint or '')}: the checkpoint has {start.n_heads} "
+                    f"heads, n_heads={self.n_heads}: ask for as many"
+                )
+            if start.causal != self.causal or (start.out_bias is not None) != self.bias:
+                raise ValueError(
+                    f"{storage.show(self.checkpoint or '')}: the checkpoint was made with other "
+                    "settings of bias or causal: ask for the same"
                 )
 
     def _listener(self, progress: Progress) -> Callable[[Event], None]:
@@ -243,8 +299,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _keeper(self) -> Callable[[AttentionLayer, float], None] | None:
         if self.checkpoint is None:
             return None
-        path = self.checkpoint
-        return lambda layer, loss: layer.replace(metadata={"held_out_loss": repr(loss)}).save(path)
+        path, seen = self.checkpoint, self._seen
+        return lambda layer, loss: layer.replace(
+            metadata={"held_out_loss": repr(loss)}, seen=seen
+        ).save(path)
 
     def _metadata(self, fitted: Examples) -> dict[str, str]:
         settings = {"method": self.method, "seed": self.random_state, "n_examples": fitted.n}
@@ -261,6 +319,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The running trace belongs to the process; callbacks are the caller's to restore."""
         state = dict(super().__getstate__())
         state.pop("_trace", None)
+        state.pop("_seen", None)
+        state["on_event"] = None
         return state
 
     def __sklearn_tags__(self) -> Any:
@@ -269,3 +329,15 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.three_d_array = True
         tags.target_tags.multi_output = True
         return tags
+
+
+def _weights(sample_weight: ArrayLike, n: int) -> Float64:
+    try:
+        weights = np.asarray(sample_weight, dtype=np.float64)
+    except (ValueError, TypeError):
+        weights = np.zeros(0)
+    if weights.shape != (n,):
+        raise ValueError(f"sample_weight must have one number for each of {n} examples")
+    if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.sum() > 0):
+        raise ValueError("sample_weight: pass finite numbers of at least 0, not all of them 0")
+    return weights

@@ -147,6 +147,15 @@ def tangent_projection(theta: Float[Array, "m q d"], head_dim: int | None) -> Ta
     return TangentProjection(u[:, :, :head_dim], vt[:, :head_dim].mT)
 
 
+class SpanProjection(NamedTuple):
+    """Steps that keep every head in the span of orthonormal matrices."""
+
+    basis: Float[Array, "s q d"]
+
+    def __call__(self, step: Float[Array, "m q d"]) -> Float[Array, "m q d"]:
+        return jnp.einsum("sqd,ms->mqd", self.basis, jnp.einsum("sqd,mqd->ms", self.basis, step))
+
+
 def _truncate(theta: Float[Array, "m q d"], head_dim: int) -> Float[Array, "m q d"]:
     u, s, vt = jnp.linalg.svd(theta, full_matrices=False)
     return (u[:, :, :head_dim] * s[:, None, :head_dim]) @ vt[:, :head_dim]
@@ -161,12 +170,14 @@ def matrix_free(
     damping: Float[Array, ""],
     tolerance: Float[Array, ""],
     max_steps: int,
-    head_dim: int | None,
+    head_dim: int | None = None,
+    span: Float[Array, "s q d"] | None = None,
 ) -> Float[Array, "m q d"]:
     """Solve (S + ridge + damping D) step = J^T (Y - F) - ridge Theta by conjugate gradients.
 
     D is the mean diagonal of each head's block of J^T J. With `head_dim` the step stays in the
-    tangent space of heads of that rank. Cost: about four forward passes a CG step.
+    tangent space of heads of that rank, with `span` in that span.
+    Cost: about four forward passes a CG step.
     """
     m, _, d = theta.shape
     heads = stacked_heads(fit.w, m, d)
@@ -174,7 +185,7 @@ def matrix_free(
     root = jnp.repeat(1 / jnp.sqrt(kronecker.head_scale), d)
     factor = jax.scipy.linalg.cho_factor(fit.gram)
     # Scaling a head by a number keeps its tangent space, so the projection commutes with `root`.
-    project = tangent_projection(theta, head_dim)
+    project = tangent_projection(theta, head_dim) if span is None else SpanProjection(span)
 
     def inside(flat: Array) -> Array:
         return query_first(project(heads_first(flat, m)))

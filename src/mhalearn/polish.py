@@ -51,7 +51,7 @@ def begin(theta: ArrayLike, problem: Problem) -> State:
         theta=thetas,
         w=jnp.zeros((s, m * problem.d + problem.bias, problem.out_dim)),
         loss=jnp.ones(s),
-        damping=jnp.full(s, 1e-2),
+        damping=jnp.full(s, 1e-2, thetas.dtype),  # weakly typed, it would compile the step twice
         idle=jnp.zeros(s),
     )
 
@@ -64,17 +64,30 @@ def freed(state: State) -> State:
 
 @in_float64
 def descend(
-    state: State, problem: Problem, ridge: Ridge = NO_RIDGE, head_dim: int | None = None
+    state: State,
+    problem: Problem,
+    ridge: Ridge = NO_RIDGE,
+    head_dim: int | None = None,
+    span: Float[Array, "s q d"] | None = None,
 ) -> State:
     """One damped Gauss-Newton step of every start; the objective never rises.
 
+    Heads stay of rank `head_dim`, or in the span of the matrices `span`, where given.
+
     Cost: some tens of forward passes a start. Memory: O(n k m (k + d + e)) a start.
     """
-    return _step(state, problem.data, problem.energy, ridge, head_dim)
+    return _step(state, problem.data, problem.energy, ridge, span, head_dim)
 
 
 @partial(jax.jit, static_argnames=("head_dim",))
-def _step(state: State, data: Chunk, energy: Array, ridge: Ridge, head_dim: int | None) -> State:
+def _step(
+    state: State,
+    data: Chunk,
+    energy: Array,
+    ridge: Ridge,
+    span: Float[Array, "s q d"] | None,
+    head_dim: int | None,
+) -> State:
     def step_one(state: State) -> State:
         theta = state.theta
         on_theta, on_w = ridge.theta * energy, ridge.w * energy
@@ -90,8 +103,10 @@ def _step(state: State, data: Chunk, energy: Array, ridge: Ridge, head_dim: int 
             ridge=on_theta,
             damping=state.damping * level,
             tolerance=jnp.clip(level, 1e-4, 1e-1),
-            max_steps=_CG_STEPS,
+            # In a span there are only so many directions to search.
+            max_steps=_CG_STEPS if span is None else 2 * len(theta) * len(span),
             head_dim=head_dim,
+            span=span,
         )
         trial = tangent_projection(theta, head_dim).retract(theta + change)
         trial_fit = fit_projections(trial, data, on_w)

@@ -15,13 +15,16 @@ _COMPUTED = 1e-12
 
 class Precision(NamedTuple):
     name: str
+    unit: float  # the last place of a label: rounding moves it by at most half of that
     floor: float  # relative residual at which labels of this precision are met exactly
 
 
 def label_precision(examples: Examples) -> Precision:
-    """Float16 or float32 labels are known by their dtype, or by their values if stored wider.
+    """Float16 or float32 labels are known by their values, however wide they are stored.
 
-    Cost: one pass over the labels.
+    Quantised labels (integers, a fixed number of binary places) fit into float16 too, but they were
+    not rounded in proportion to their size: no precision is granted to them beyond double.
+    Cost: one pass over the labels, three if they fit into float16.
     """
     candidates = ["float16", "float32"]
     for _, y, _ in examples.chunks(4096):
@@ -30,4 +33,22 @@ def label_precision(examples: Examples) -> Precision:
         if not candidates:
             break
     name = candidates[0] if candidates else "float64"
-    return Precision(name, float(_LABEL_ULPS * np.finfo(name).eps + _COMPUTED))
+    if name == "float16" and _on_a_grid(examples):
+        name = "float64"
+    unit = float(np.finfo(name).eps)
+    return Precision(name, unit, _LABEL_ULPS * unit + _COMPUTED)
+
+
+def _on_a_grid(examples: Examples) -> bool:
+    """Whether all labels are multiples of float16's spacing at their root mean square.
+
+    Rounding to float16 leaves small labels between those multiples; whatever else fits into float16
+    has its whole step as large as that.
+    """
+    squares = [np.sum(y.astype(np.float64) ** 2) for _, y, _ in examples.chunks(4096)]
+    size = float(np.sqrt(sum(squares) / (examples.n * examples.k * examples.out_dim)))
+    step = float(np.finfo("float16").eps) * 2.0 ** np.floor(np.log2(size)) if size > 0 else 1.0
+    return all(
+        np.array_equal(y, np.round(y.astype(np.float64) / step) * step)
+        for _, y, _ in examples.chunks(4096)
+    )

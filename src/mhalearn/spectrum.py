@@ -40,12 +40,14 @@ class Spectrum:
     is the same for each of the output columns.
     deviations: standard deviation of each parameter's estimate for label noise of deviation one;
     infinite where a parameter touches a null direction.
+    token_size: root mean square of the tokens' features, to the nearest power of two.
     """
 
     theta: Float64
     w: Float64
     null_dimension: int
     deviations: Parameters
+    token_size: float
 
 
 class _Moments(NamedTuple):
@@ -112,7 +114,8 @@ def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Sp
     if w_null:
         of_theta[:], of_w[:] = np.inf, np.inf
     deviations = _in_user_units(np.sqrt(of_theta).reshape(q, m, d), np.sqrt(of_w), problem, layer)
-    return Spectrum(theta_values, w_values, theta_null + w_null * layer.out_dim, deviations)
+    null = theta_null + w_null * layer.out_dim
+    return Spectrum(theta_values, w_values, null, deviations, problem.x_scale)
 
 
 def _null_count(values: Float64) -> int:

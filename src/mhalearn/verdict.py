@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mhalearn.attention import in_float64
-from mhalearn.certificate import Certificate, measure_residuals
+from mhalearn.certificate import THRESHOLD, Certificate, Residuals, measure_residuals
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
 from mhalearn.leftover import dependence_on_inputs
@@ -20,6 +20,9 @@ _HOPELESS = 0.5
 _LOW = 1e-4
 # Standard deviations above noise at which what is left counts as a function of the inputs.
 _SIGNIFICANT = 6.0
+# A residual less than this factor above the labels' precision may be rounding, made larger by
+# unknowns the examples hardly see.
+_NEAR = 1e3
 _PROBE_STARTS, _PROBE_STEPS = 4, 25
 
 
@@ -40,10 +43,10 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
     RECOVERED needs the certificate and the head count asked for. What is not recovered is told
     apart by what is left over: nothing, noise, or something one more head would explain.
     """
-    layer, certificate = evidence.layer, evidence.certificate
+    layer, held, certificate = evidence.layer, evidence.held, evidence.certificate
     fitted = measure_residuals(layer, evidence.fitted)
-    exact_fit = fitted.root_relative <= fitted.floor
-    if certificate is None:
+    exact_fit = fitted.exact
+    if held is None or certificate is None:
         spectrum = measure_spectrum(layer, evidence.fitted) if exact_fit else None
         if spectrum is not None and spectrum.null_dimension:
             return Outcome.NOT_IDENTIFIED, _family(spectrum.null_dimension)
@@ -51,14 +54,24 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
             f"relative training error {fitted.root_relative**2:.2g}, and no example could be "
             "spared to certify with: give more examples"
         )
-    if certificate.recovered and evidence.asked_heads in (None, layer.n_heads):
-        return Outcome.RECOVERED, certificate.reason
-    if certificate.recovered:
-        return Outcome.NOT_IDENTIFIED, _surplus(layer, evidence.asked_heads or 0)
     held_error = certificate.relative_mse
-    if exact_fit and held_error <= certificate.floor**2:
+    if certificate.recovered and not exact_fit:
+        contradicting = int(np.sum(fitted.relative > THRESHOLD))
+        return Outcome.FITTED, (
+            "held-out examples are met exactly, those to fit are not (relative error "
+            f"{fitted.root_relative**2:.2g}, {contradicting} of them off by more than "
+            f"{THRESHOLD:g}): no attention layer makes all these labels"
+        )
+    if certificate.recovered and evidence.asked_heads not in (None, layer.n_heads):
+        return Outcome.NOT_IDENTIFIED, _surplus(layer, evidence.asked_heads or 0)
+    if certificate.recovered:
+        doubt = _doubt(evidence, fitted, trace, seed)
+        return (Outcome.FITTED, doubt) if doubt else (Outcome.RECOVERED, certificate.reason)
+    if exact_fit and measure_residuals(layer, held).exact:
         if certificate.null_dimension is None:
             return Outcome.FITTED, certificate.reason
+        if certificate.null_dimension == 0:
+            return Outcome.NOT_IDENTIFIED, certificate.reason
         return Outcome.NOT_IDENTIFIED, _family(certificate.null_dimension)
     if exact_fit:
         return Outcome.NOT_IDENTIFIED, (
@@ -74,10 +87,32 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
     return _judge_rest(evidence, held_error, certificate, trace, seed)
 
 
+def _doubt(evidence: Evidence, fitted: Residuals, trace: Trace, seed: int) -> str | None:
+    """Why a residual at the floor of coarse labels may still be a missing head, or None.
+
+    Rounding moves a label by at most half a unit in the last place. Black boxes that compute in
+    their labels' precision err by more, but not by something one more head explains.
+    """
+    if fitted.precision == "float64" or fitted.root_relative <= fitted.unit / 2:
+        return None
+    gain = one_more_head(evidence, trace, seed)
+    error = f"the relative residual {fitted.root_relative:.2g} is more than the rounding of labels"
+    if gain is None:
+        return f"{error}, and the examples are too few to exclude a missing head"
+    if gain > 0:
+        return f"{error}, and one more head explains {gain:.0%} of its square"
+    return None
+
+
 def _judge_rest(
     evidence: Evidence, held_error: float, certificate: Certificate, trace: Trace, seed: int
 ) -> tuple[Outcome, str]:
     """Noise, or structure? Ask whether one more head explains held-out examples better."""
+    if held_error <= (_NEAR * certificate.floor) ** 2:
+        return Outcome.FITTED, (
+            f"relative error {held_error:.2g}: above the precision of the {certificate.label_precision}"
+            " labels, but too near it to tell noise from rounding in a badly conditioned problem"
+        )
     gain = one_more_head(evidence, trace, seed)
     noise = f"the rest looks like noise of level {certificate.noise_level:.3g}"
     if gain is None:

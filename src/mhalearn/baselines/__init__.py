@@ -1,10 +1,12 @@
 """What people would use instead of the exact solver, done fairly: Adam, L-BFGS, linear attention.
 
 Each module has one learner, `learn`. This file holds what they share: the student and its random
-start, its loss, and the choice among starts by examples that were not used to fit.
+start, its loss, the loop around an optimiser, and the choice among starts by examples that were not
+used to fit.
 """
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,11 +29,15 @@ Student = dict[str, Array]
 # the truth and proves nothing.
 _ROOT = 0xBA5E
 _HELD_OUT = 8  # one example in so many chooses among the starts
-_ENOUGH = 1e-12  # held-out error (squared, relative) at which no further start is made
+ENOUGH = 1e-12  # held-out error (squared, relative) at which no further start is made
 _LOST = 0.5  # held-out error above which nothing was learned
 # Doubles a gradient may hold at once: 128 MiB.
 _WORKSPACE = 2**24
 _LEAST_EXAMPLES = 64  # in a mini-batch, whatever the workspace
+
+# Seconds of compiled steps between two looks at the clock, and the fewest steps.
+_SECONDS = 0.05
+_LEAST_BLOCK = 8
 
 # Norm of a random Theta_i, in units where a token's feature has unit size. From 0.1 to 2 Adam does
 # equally well at ten times the counting limit; 0.3 is best nearer to it, and 6 loses heads.
@@ -98,6 +104,8 @@ def expand(student: Student) -> tuple[Float[Array, "m q d"], Float[Array, "p e"]
 
 def batches(problem: Problem, n_heads: int) -> Chunk:
     """The problem's examples cut for gradients, which need less room than normal equations."""
+    if problem.data.weight.shape[0] == 1:
+        return problem.data
     k, d = problem.k, problem.d
     n = math.prod(problem.data.weight.shape[:2])
     flat = jax.tree.map(lambda leaf: leaf.reshape(n, *leaf.shape[2:]), problem.data)
@@ -158,6 +166,52 @@ class Descent(NamedTuple):
     finite: bool
 
 
+class Walk(NamedTuple):
+    """An optimiser on its way."""
+
+    student: Student
+    memory: Any  # the optimiser's own
+    step: Array
+    loss: Array  # of the batch that the last step saw, before it
+
+
+def descend_in_blocks(
+    run: Run,
+    advance: Callable[[Walk, Array], Walk],
+    student: Student,
+    memory: Any,
+    *,
+    stage: str,
+    start: int,
+    steps: int,
+    least_gain: float,
+) -> Descent:
+    """Blocks of compiled steps, until the steps, the goal, the clock or a divergence ends it.
+
+    advance(walk, until) makes steps up to number `until`, or to the goal. least_gain: the fraction
+    of the loss a block must take off for another to follow.
+    """
+    walk = Walk(student, memory, jnp.asarray(0), jnp.asarray(math.inf))
+    loss = float(relative_loss(student, run.data, run.energy))
+    step, block = 0, _LEAST_BLOCK
+    while step < steps and loss > run.goal and not run.trace.expired:
+        began = time.perf_counter()
+        until = jnp.asarray(min(step + block, steps))
+        walk = advance(walk._replace(loss=jnp.asarray(math.inf)), until)
+        latest, step = float(relative_loss(walk.student, run.data, run.energy)), int(walk.step)
+        run.trace.emit(stage, step, latest, start=start)
+        if not math.isfinite(latest):
+            return Descent(student, loss, False)
+        gain = 1 - latest / loss
+        student, loss = walk.student, latest
+        run.keep(student, loss)
+        if gain < least_gain:
+            break
+        quick = time.perf_counter() - began < _SECONDS
+        block = 2 * block if quick else max(_LEAST_BLOCK, block // 2)
+    return Descent(student, loss, True)
+
+
 class Candidate(NamedTuple):
     """A layer and its error on the examples held out."""
 
@@ -208,7 +262,7 @@ def best_of_starts(
             finite = finite or end.finite
             if best is None or candidate.error < best.error:
                 best = candidate
-            if best.error <= _ENOUGH or trace.expired:
+            if best.error <= ENOUGH or trace.expired:
                 break
     assert best is not None
     shared = {"n_heads": n_heads, "bias": bias, "causal": causal, "head_dim": head_dim}
@@ -217,9 +271,10 @@ def best_of_starts(
 
 def conclude(best: Candidate, finite: bool, trace: Trace, settings: dict[str, Any]) -> Solution:
     """The provisional outcome; whether a layer is recovered is not for a learner to say."""
-    if trace.expired and best.error > _ENOUGH:
-        outcome, reason = Outcome.TIME_LIMIT, "the time limit came before a start was finished with"
-    elif not finite:
+    short = best.error > ENOUGH
+    if short and trace.expired:
+        outcome, reason = Outcome.TIME_LIMIT, f"held-out error {best.error:.1e} when time was up"
+    elif short and not finite:
         outcome, reason = Outcome.NONFINITE, "every start diverged"
     elif not best.error <= _LOST:
         outcome, reason = Outcome.STUCK, f"held-out error {best.error:.1e} after every start"

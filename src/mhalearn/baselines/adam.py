@@ -1,7 +1,6 @@
 """Adam on all parameters at once, from several random starts: the common way to fit a layer."""
 
 import math
-import time
 from typing import NamedTuple
 
 import jax
@@ -15,8 +14,9 @@ from mhalearn.baselines import (
     Descent,
     Run,
     Student,
+    Walk,
     best_of_starts,
-    relative_loss,
+    descend_in_blocks,
     value_and_gradient,
 )
 from mhalearn.examples import Examples
@@ -24,8 +24,6 @@ from mhalearn.outcome import Solution, Trace
 
 # The usual constants but for eps, which would otherwise stop progress once gradients are small.
 _ADAM = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-16)
-_SECONDS = 0.05  # of compiled steps between two looks at the clock, and the fewest of them
-_LEAST_BLOCK = 8
 
 
 def learn(
@@ -82,56 +80,44 @@ class _Schedule(NamedTuple):
     goal: float
 
 
-class _State(NamedTuple):
-    student: Student
-    moments: optax.OptState
-    step: Array
-    loss: Array  # of the last batch, before its step
-
-
 def _descend(
     run: Run, student: Student, start: int, schedule: _Schedule, rng: np.random.Generator
 ) -> Descent:
-    """Blocks of compiled steps, until the schedule, the goal, the clock or a divergence ends it."""
     count = run.data.weight.shape[0]
-    state = _State(student, _ADAM.init(student), jnp.asarray(0), jnp.asarray(math.inf))
-    good, loss = student, float(relative_loss(student, run.data, run.energy))
-    step, block = 0, _LEAST_BLOCK
-    while step < schedule.steps and loss > schedule.goal and not run.trace.expired:
-        began = time.perf_counter()
+
+    def advance(walk: Walk, until: Array) -> Walk:
         order = jnp.asarray(rng.permutation(count))
-        until = min(step + block, schedule.steps)
-        state = state._replace(loss=jnp.asarray(math.inf))
-        state = _advance(state, jnp.asarray(until), order, schedule, run.data, run.energy)
-        latest, step = float(relative_loss(state.student, run.data, run.energy)), int(state.step)
-        run.trace.emit("adam", step, latest, start=start)
-        if not math.isfinite(latest):
-            return Descent(good, loss, False)
-        good, loss = state.student, latest
-        run.keep(good, loss)
-        quick = time.perf_counter() - began < _SECONDS
-        block = 2 * block if quick else max(_LEAST_BLOCK, block // 2)
-    return Descent(good, loss, True)
+        return _advance(walk, until, order, schedule, run.data, run.energy)
+
+    return descend_in_blocks(
+        run,
+        advance,
+        student,
+        _ADAM.init(student),
+        stage="adam",
+        start=start,
+        steps=schedule.steps,
+        least_gain=-math.inf,
+    )
 
 
 @jax.jit
 def _advance(
-    state: _State, until: Array, order: Array, schedule: _Schedule, data: Chunk, energy: Array
-) -> _State:
-    """Steps up to number `until`, or to a batch at the goal, or to a loss that is no number."""
+    walk: Walk, until: Array, order: Array, schedule: _Schedule, data: Chunk, energy: Array
+) -> Walk:
     count = order.shape[0]
 
-    def going(state: _State) -> Array:
-        return (state.step < until) & (state.loss > schedule.goal)
+    def going(walk: Walk) -> Array:
+        return (walk.step < until) & (walk.loss > schedule.goal)
 
-    def advance(state: _State) -> _State:
-        chosen = order[state.step % count]
+    def advance(walk: Walk) -> Walk:
+        chosen = order[walk.step % count]
         batch = jax.tree.map(lambda leaf: leaf[chosen][None], data) if count > 1 else data
-        loss, slope = value_and_gradient(state.student, batch, energy / count)
-        updates, moments = _ADAM.update(slope, state.moments)
-        progress = state.step / schedule.steps
+        loss, slope = value_and_gradient(walk.student, batch, energy / count)
+        updates, memory = _ADAM.update(slope, walk.memory)
+        progress = walk.step / schedule.steps
         rate = schedule.learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-        student = jax.tree.map(lambda old, update: old - rate * update, state.student, updates)
-        return _State(student, moments, state.step + 1, loss)
+        student = jax.tree.map(lambda old, update: old - rate * update, walk.student, updates)
+        return Walk(student, memory, walk.step + 1, loss)
 
-    return jax.lax.while_loop(going, advance, state)
+    return jax.lax.while_loop(going, advance, walk)

@@ -177,10 +177,12 @@ class Examples:
         x, y, lengths = block
         return Examples(x, y, lengths if self.has_lengths else None, metadata=self.metadata)
 
-    def hashes(self) -> NDArray[np.uint64]:
+    def hashes(self, *, labels: bool = True) -> NDArray[np.uint64]:
         """A 64-bit hash of each example's values, the same for every dtype that holds them exactly.
 
-        Padding does not count, and 0.0 equals -0.0. Cost: a few microseconds an example.
+        Padding does not count, nor does the order of tokens (each with its label: a layer that sees
+        an order gives other labels to another one), and 0.0 equals -0.0. Without `labels`, of the
+        inputs only. Cost: a microsecond a token.
         """
         found = np.empty(self.n, np.uint64)
         place = 0
@@ -190,8 +192,9 @@ class Examples:
             for x_i, y_i, length in zip(x, y, lengths.tolist(), strict=True):
                 shape = np.array([length, self.d, self.out_dim], "<u8")
                 digest = hashlib.blake2b(shape.tobytes(), digest_size=8)
-                digest.update(x_i[:length].tobytes())
-                digest.update(y_i[:length].tobytes())
+                rows = np.concatenate([x_i, y_i], axis=1) if labels else x_i
+                for row in sorted(row.tobytes() for row in rows[:length]):
+                    digest.update(row)
                 found[place] = int.from_bytes(digest.digest(), "little")
                 place += 1
         return found

@@ -1,0 +1,72 @@
+"""How a command ends: exit codes, and one line on standard error for whatever went wrong."""
+
+import contextlib
+import enum
+import errno
+import functools
+import sys
+from collections.abc import Callable
+from typing import ParamSpec
+
+P = ParamSpec("P")
+
+
+class Exit(enum.IntEnum):
+    """How a command ended, for whoever called it."""
+
+    DONE = 0  # learn and certify: recovered; check: all conditions hold
+    BAD_INPUT = 2
+    NOT_RECOVERED = 3  # finished, but not recovered, or not all conditions hold
+    BROKEN = 4  # from outside: a full disk, a lost shard, no memory
+    INTERRUPTED = 130
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C while learning; `saved` is where the best layer so far is, if anywhere."""
+
+    def __init__(self, saved: str | None) -> None:
+        super().__init__()
+        self.saved = saved
+
+
+def guarded(command: Callable[P, int]) -> Callable[P, int]:
+    """Turn what a command raises into one line on standard error and an exit code."""
+
+    @functools.wraps(command)
+    def guard(*args: P.args, **kwargs: P.kwargs) -> int:
+        name = command.__name__
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt as stop:
+            saved = stop.saved if isinstance(stop, Stopped) else None
+            known = f"best layer so far saved to {saved}" if saved else "no layer saved"
+            return say(f"interrupted; {known}", Exit.INTERRUPTED, name)
+        except ValueError as error:
+            return say(str(error), Exit.BAD_INPUT, name)
+        except OSError as error:
+            return say(_why(error), Exit.BROKEN, name)
+        except MemoryError:
+            return say("out of memory: use fewer examples or a smaller layer", Exit.BROKEN, name)
+        except RuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):  # how XLA says that memory ran out
+                raise
+            return say("out of memory: use fewer examples or a smaller layer", Exit.BROKEN, name)
+
+    return guard
+
+
+def say(message: str, code: Exit, command: str = "") -> Exit:
+    """One line on standard error; returns the code."""
+    line = f"mhalearn {command}".rstrip() + ": " + " ".join(message.split())
+    with contextlib.suppress(OSError):
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    return code
+
+
+def _why(error: OSError) -> str:
+    if error.strerror is None:
+        return str(error)
+    place = f"{error.filename}: " if error.filename else ""
+    remedy = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return f"{place}{error.strerror}{remedy}"

@@ -1,0 +1,59 @@
+"""Fitting as a command does it: behind the live line, with Ctrl-C that loses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from mhalearn.cli.ending import Stopped
+
+if TYPE_CHECKING:
+    from mhalearn.examples import Examples
+    from mhalearn.outcome import Event
+
+
+def fit(estimator: Any, examples: Examples, out: Path | None) -> Any:
+    """Fit behind the live line. On Ctrl-C the best layer so far is saved."""
+    from mhalearn.terminal import Progress
+
+    with _ctrl_c() as asked, Progress() as progress:
+
+        def on_event(event: Event) -> None:
+            # An interrupt that arrives inside a destructor or a callback is swallowed there.
+            if asked():
+                raise KeyboardInterrupt
+            progress.on_event(event)
+
+        try:
+            return estimator.set_params(on_event=on_event).fit(examples)
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the file is written in any case
+            best = estimator.best_layer_so_far_()
+            if best is None or out is None:
+                raise Stopped(None) from None
+            best.replace(metadata={**best.metadata, "outcome": "interrupted"}).save(out)
+            raise Stopped(str(out)) from None
+
+
+@contextlib.contextmanager
+def _ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Remember that Ctrl-C was pressed, besides raising KeyboardInterrupt."""
+    pressed = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        pressed.append(number)
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGINT, handle)
+    except ValueError:  # not the main thread: no signals here
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)

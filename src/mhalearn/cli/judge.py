@@ -1,0 +1,118 @@
+"""certify, compare and check: what can be said of a layer in a file."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mhalearn.cli.cache import use_compilation_cache
+from mhalearn.cli.ending import Exit, guarded
+from mhalearn.cli.options import Json, LayerFile
+from mhalearn.cli.output import print_facts, print_json, print_table, print_verdict
+
+commands = typer.Typer()
+
+
+@commands.command(
+    epilog="Example:\n\n"
+    "  mhalearn certify layer.safetensors fresh.safetensors --delta 0.01\n\n"
+    "The examples must be new: those the layer was learned from are refused."
+)
+@guarded
+def certify(
+    layer: LayerFile,
+    examples: Annotated[
+        Path, typer.Argument(metavar="EXAMPLES", help="Examples not learned from.")
+    ],
+    delta: Annotated[float, typer.Option(help="1 - delta is the confidence.")] = 0.05,
+    as_json: Json = False,
+) -> int:
+    """State what is certain about a layer, from fresh examples."""
+    import mhalearn as mha
+
+    if not 0 < delta < 1:
+        raise ValueError(f"--delta {delta}: give a number between 0 and 1, such as 0.05")
+    learned, data = mha.load_layer(layer), mha.load_examples(examples)
+    use_compilation_cache()
+    certificate = mha.certify(learned, data, delta=delta)
+    if as_json:
+        print_json(certificate.to_dict())
+    else:
+        print_verdict(
+            "RECOVERED" if certificate.recovered else "NOT RECOVERED",
+            certificate.reason,
+            {
+                "relative error": f"{certificate.relative_mse:.1e} squared, "
+                f"{certificate.n_examples} examples",
+                "certificate": certificate.statement,
+            },
+        )
+    return Exit.DONE if certificate.recovered else Exit.NOT_RECOVERED
+
+
+@commands.command(
+    epilog="Example:\n\n"
+    "  mhalearn compare layer.safetensors truth.safetensors\n\n"
+    "In JSON max_error is null, and comparable false, where heads or shapes differ."
+)
+@guarded
+def compare(
+    learned: Annotated[Path, typer.Argument(metavar="LAYER", help="The learned layer.")],
+    truth: Annotated[Path, typer.Argument(metavar="LAYER", help="The layer to compare with.")],
+    as_json: Json = False,
+) -> int:
+    """Compare two layers head by head, up to the order of heads."""
+    import mhalearn as mha
+
+    first, second = mha.load_layer(learned), mha.load_layer(truth)
+    found = mha.compare(first, second)
+    if as_json:
+        print_json({"comparable": found.comparable, **dataclasses.asdict(found)})
+    elif found.comparable:
+        print_table(
+            ("head", "learned as", "error of Theta", "error of W"),
+            [
+                (str(i + 1), str(int(j) + 1), f"{theta:.1e}", f"{w:.1e}")
+                for i, (j, theta, w) in enumerate(
+                    zip(found.order, found.theta_errors, found.w_errors, strict=True)
+                )
+            ],
+        )
+        print_facts({"largest relative error": f"{found.max_error:.1e}"})
+    else:
+        print_facts({"not comparable": f"{first} against {second}: the error is infinite"})
+    return Exit.DONE
+
+
+@commands.command(epilog="Example:\n\n  mhalearn check layer.safetensors --tokens 8")
+@guarded
+def check(
+    layer: LayerFile,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of an example.")],
+    as_json: Json = False,
+) -> int:
+    """Measure the non-degeneracy conditions under which learning is proved."""
+    import mhalearn as mha
+
+    subject = mha.load_layer(layer)
+    use_compilation_cache()
+    found = mha.check_nondegeneracy(subject, k=tokens, seed=0)
+    if as_json:
+        names = ("name", "value", "threshold", "at_most", "ok", "explanation")
+        items = [{name: getattr(item, name) for name in names} for item in found.items]
+        print_json({"ok": found.ok, "tokens": tokens, "items": items})
+    else:
+        print_table(
+            ("condition", "value", "asked for", "holds"),
+            [
+                (
+                    item.name,
+                    f"{item.value:.3g}",
+                    f"{'at most' if item.at_most else 'at least'} {item.threshold:.3g}",
+                    "yes" if item.ok else "NO",
+                )
+                for item in found.items
+            ],
+        )
+    return Exit.DONE if found.ok else Exit.NOT_RECOVERED

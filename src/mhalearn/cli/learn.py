@@ -1,0 +1,154 @@
+"""learn: from examples to a layer, its certificate and its report."""
+
+import enum
+import math
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from mhalearn.cli.cache import use_compilation_cache
+from mhalearn.cli.ending import Exit, Stopped, guarded
+from mhalearn.cli.fit import fit
+from mhalearn.cli.options import Json, Seed, check_outputs
+from mhalearn.cli.output import print_json, print_verdict, times
+
+commands = typer.Typer()
+
+
+class Method(enum.StrEnum):
+    AUTO = "auto"
+    NEWTON = "newton"
+    ADAM = "adam"
+    LBFGS = "lbfgs"
+    LINEAR = "linear"
+
+
+@commands.command(
+    epilog="Examples:\n\n"
+    "  mhalearn learn data/examples.safetensors --heads 3 --out layer.safetensors\n\n"
+    "  mhalearn learn data.npz --report report.html --json > result.json\n\n"
+    "  mhalearn learn shards/ --heads auto --checkpoint run.safetensors\n\n"
+    "Exit code 0: recovered; 3: finished, not recovered; 2: bad input; 4: broken from outside; "
+    "130: Ctrl-C, with the best layer so far in --out."
+)
+@guarded
+def learn(
+    examples: Annotated[
+        Path,
+        typer.Argument(
+            metavar="EXAMPLES",
+            help="A .safetensors or .npz file with X and Y, or a folder of shards.",
+        ),
+    ],
+    heads: Annotated[str, typer.Option(metavar="N|auto", help="Heads of the layer.")] = "auto",
+    method: Annotated[Method, typer.Option(help="Which learner.")] = Method.AUTO,
+    head_dim: Annotated[
+        int | None, typer.Option(min=1, metavar="H", help="Learn heads of this rank.")
+    ] = None,
+    bias: Annotated[
+        bool, typer.Option("--bias", help="Learn key vectors and output bias.")
+    ] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="Tokens see only earlier ones.")] = False,
+    no_polish: Annotated[
+        bool, typer.Option("--no-polish", help="Leave the last descent to machine precision out.")
+    ] = False,
+    seed: Seed = 0,
+    max_seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="Stop after this many seconds.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep the state of the run here.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the layer here (.safetensors).")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report here (.html).")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Learn a layer from examples and certify it."""
+    n_heads = _heads(heads)
+    if max_seconds is not None and not (math.isfinite(max_seconds) and max_seconds > 0):
+        raise ValueError(f"--max-seconds {max_seconds}: give a positive number of seconds")
+    if resume and checkpoint is None:
+        raise ValueError("--resume needs --checkpoint FILE, the file to continue from")
+    check_outputs(examples, out=out, report=report, checkpoint=checkpoint)
+
+    import mhalearn as mha
+
+    began = time.monotonic()
+    data = mha.load_examples(examples)
+    use_compilation_cache()
+    estimator = mha.AttentionRegressor(
+        n_heads=n_heads,
+        method=method.value,
+        head_dim=head_dim,
+        bias=bias,
+        causal=causal,
+        polish=not no_polish,
+        random_state=seed,
+        max_seconds=max_seconds,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        resume=resume,
+    )
+    try:
+        fit(estimator, data, out)
+    except Stopped as stopped:
+        if as_json:
+            print_json(
+                {"interrupted": True, "outcome": None, "recovered": False, "layer": stopped.saved}
+            )
+        raise
+    if out is not None:
+        estimator.layer_.save(out)
+    if report is not None:
+        mha.write_report(estimator, report)
+    solution, certificate = estimator.solution_, estimator.certificate_
+    recovered = solution.outcome is mha.Outcome.RECOVERED
+    seconds = time.monotonic() - began
+    if as_json:
+        print_json(
+            {
+                "outcome": solution.outcome.name,
+                "reason": solution.reason,
+                "recovered": recovered,
+                "interrupted": False,
+                "n_heads": estimator.n_heads_,
+                "examples": {"n": data.n, "k": data.k, "d": data.d, "out_dim": data.out_dim},
+                "relative_mse": None if certificate is None else certificate.relative_mse,
+                "certificate": None if certificate is None else certificate.to_dict(),
+                "layer": None if out is None else str(out),
+                "report": None if report is None else str(report),
+                "seconds": seconds,
+            }
+        )
+    else:
+        limit = data.counting_limit(estimator.n_heads_, bias=bias, head_dim=head_dim)
+        facts = {
+            "layer": f"{estimator.n_heads_} heads, d = {data.d}: "
+            + (str(out) if out else "not saved (add --out layer.safetensors)"),
+            "examples": f"{data.n}: {times(data.n, limit)}",
+        }
+        if certificate is not None:
+            facts["held-out error"] = f"{certificate.relative_mse:.1e} relative squared"
+            facts["certificate"] = certificate.statement
+        if report is not None:
+            facts["report"] = str(report)
+        print_verdict(solution.outcome.name, solution.reason, facts | {"seconds": f"{seconds:.1f}"})
+    return Exit.DONE if recovered else Exit.NOT_RECOVERED
+
+
+def _heads(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"--heads {text}: give a number of at least 1, or auto")
+    return count

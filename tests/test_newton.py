@@ -1,0 +1,344 @@
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
+
+from mhalearn.attention import float64
+from mhalearn.examples import Examples
+from mhalearn.inputs import sample_inputs
+from mhalearn.layer import AttentionLayer
+from mhalearn.matching import compare
+from mhalearn.newton import continuation, learn
+from mhalearn.newton.head_count import choose_heads
+from mhalearn.newton.learner import Choice, most_heads, split_for_choice
+from mhalearn.newton.start import Scales, estimate_scales, random_starts
+from mhalearn.outcome import Outcome, Solution, Trace
+from mhalearn.polish import State, polish
+from mhalearn.problem import make_problem
+from mhalearn.reduction import reduce_heads
+from mhalearn.teachers import random_layer
+
+# The shape that most tests of the solver share, so that they share its compiled program.
+N, K, D = 112, 4, 6
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_lapack_thread():
+    """As in the estimator: LAPACK's threads would fight XLA's for the same cores."""
+    with threadpool_limits(1, user_api="blas"):
+        yield
+
+
+def make_examples(layer, n=N, k=K, *, inputs="boolean", lengths=None, seed=2):
+    x = sample_inputs(inputs, n, k, layer.d, seed=seed)
+    return Examples(x, layer(x, lengths), lengths)
+
+
+def run(examples, n_heads, *, seed=0, trace=None, **options):
+    options = {"bias": False, "causal": False, "head_dim": None} | options
+    trace = Trace() if trace is None else trace
+    return learn(examples, n_heads=n_heads, seed=seed, trace=trace, **options)
+
+
+LENGTHS = np.random.default_rng(3).integers(2, K + 1, N)
+# name: teacher, examples, learner
+TABLE = {
+    "two heads": ({"n_heads": 2, "d": D}, {}, {}),
+    "three heads": ({"n_heads": 3, "d": 8}, {"n": 160, "k": 5}, {}),
+    "one head": ({"n_heads": 1, "d": D}, {}, {}),
+    "bias": ({"n_heads": 2, "d": D, "key_vector": True, "out_bias": True}, {}, {"bias": True}),
+    "causal": ({"n_heads": 2, "d": D, "causal": True}, {}, {"causal": True}),
+    "lengths": ({"n_heads": 2, "d": D}, {"lengths": LENGTHS}, {}),
+    "gaussian inputs": ({"n_heads": 2, "d": D}, {"inputs": "gaussian"}, {}),
+    "narrow heads": ({"n_heads": 2, "d": 8, "rank": 2}, {}, {"head_dim": 2}),
+    "few outputs": ({"n_heads": 2, "d": D, "out_dim": 3}, {}, {}),
+    "sharp attention": ({"n_heads": 2, "d": D, "scale": 6.0}, {}, {}),
+    "soft attention": ({"n_heads": 2, "d": D, "scale": 0.5}, {}, {}),
+}
+
+
+@pytest.mark.parametrize("name", TABLE, ids=lambda name: name.replace(" ", "-"))
+def test_recovery(name):
+    teacher, data, options = TABLE[name]
+    layer = random_layer(**teacher, seed=1)
+    examples = make_examples(layer, **data)
+    trace = Trace()
+    solution = run(examples, layer.n_heads, trace=trace, **options)
+    # Only a certificate may say RECOVERED.
+    assert solution.outcome is Outcome.FITTED
+    assert solution.certificate is None
+    assert compare(solution.layer, layer).max_error < 1e-10
+    assert trace.best_loss < 1e-20
+    assert trace.best is solution.layer
+    assert {event.stage for event in solution.trace} == {"round 1", "choice"}
+
+
+def test_the_learner_knows_no_units():
+    # Powers of two round nothing, so that the two runs are the same run.
+    layer = random_layer(2, D, seed=1)
+    examples = make_examples(layer)
+    x, y, _ = examples.arrays()
+    here = run(examples, 2).layer
+    there = run(Examples(8.0 * x, y / 4), 2).layer
+    np.testing.assert_array_equal(there.theta, here.theta / 64)
+    np.testing.assert_array_equal(there.w, here.w / 32)
+
+
+def test_a_run_is_a_function_of_its_seed():
+    examples = make_examples(random_layer(2, D, seed=1))
+    one, again, other = (run(examples, 2, seed=seed).layer for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one.theta, again.theta)
+    assert np.any(one.theta != other.theta)
+
+
+def test_zero_labels_are_explained_by_the_zero_layer():
+    x = sample_inputs("boolean", 40, K, D, seed=1)
+    solution = run(Examples(x, np.zeros((40, K, D))), 2)
+    assert solution.outcome is Outcome.FITTED
+    assert not solution.layer.w.any()
+    assert solution.layer.n_heads == 2
+
+
+def test_time_runs_out_honestly():
+    examples = make_examples(random_layer(2, D, seed=1))
+    solution = run(examples, 2, trace=Trace(max_seconds=1e-9))
+    assert solution.outcome is Outcome.TIME_LIMIT
+    x, y, _ = examples.arrays()
+    assert np.sum((solution.layer(x) - y) ** 2) <= np.sum(y**2)  # no worse than nothing
+
+
+def test_a_solver_that_diverges_says_so(monkeypatch):
+    def diverge(state, *_):
+        return State(*(jnp.full_like(leaf, jnp.nan) for leaf in state))
+
+    monkeypatch.setattr(continuation, "descend", diverge)
+    solution = run(make_examples(random_layer(2, D, seed=1)), 2)
+    assert solution.outcome is Outcome.NONFINITE
+    assert np.isfinite(solution.layer.theta).all()
+
+
+def test_below_the_counting_limit_one_round_is_enough(monkeypatch):
+    monkeypatch.setattr(continuation, "_FREE_STEPS", 10)
+    layer = random_layer(2, D, seed=1)
+    trace = Trace()
+    solution = run(make_examples(layer, 4), 2, trace=trace)
+    assert solution.outcome is Outcome.FITTED
+    assert compare(solution.layer, layer).max_error > 1e-2
+    assert {event.stage for event in trace.events} == {"round 1", "choice"}
+
+
+def test_a_checkpoint_is_where_descent_begins():
+    layer = random_layer(2, D, seed=1)
+    trace = Trace()
+    start = layer.replace(theta=layer.theta + 1e-3)
+    solution = run(make_examples(layer), 2, trace=trace, start=start)
+    assert {event.stage for event in trace.events} == {"polish", "choice"}
+    assert compare(solution.layer, layer).max_error < 1e-10
+
+
+# The head count
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 3])
+def test_the_head_count_is_found(n_heads):
+    layer = random_layer(n_heads, D, seed=1)
+    examples = make_examples(layer)
+    trace = Trace()
+    solution = run(examples, "auto", trace=trace)
+    assert solution.outcome is Outcome.FITTED
+    found = solution.layer
+    tried = [event.step for event in trace.events if event.stage == "head count"]
+    assert tried == {1: [1], 2: [1, 2], 3: [1, 2, 4]}[n_heads]
+    problem = make_problem(examples, found.n_heads, bias=False, causal=False)
+    reduced, loss = reduce_heads(*polish(found, problem, trace), examples, trace, head_dim=None)
+    assert loss < 1e-20
+    assert compare(reduced, layer).max_error < 1e-10
+
+
+class Curve:
+    """A fit that is nothing but its error; it remembers what was asked of it."""
+
+    def __init__(self, error):
+        self.error, self.calls = error, []
+
+    def __call__(self, m):
+        self.calls.append(m)
+        layer = AttentionLayer(np.zeros((m, 1, 1)), np.zeros((m, 1, 1)))
+        return Solution(layer, Outcome.FITTED, []), self.error(m)
+
+    def choose(self, most=64, exact=1e-16, trace=None):
+        found = choose_heads(self, most, exact, Trace() if trace is None else trace)
+        assert len(set(self.calls)) == len(self.calls), "a count was fitted twice"
+        assert max(self.calls) <= most
+        assert self.calls[0] == 1
+        return found.layer.n_heads
+
+
+def missing_heads(true, level):
+    """Every missing head costs its share; what is left is noise."""
+    return lambda m: max(0.0, 1 - m / true) + level
+
+
+@pytest.mark.parametrize("true", [*range(1, 17), 24, 32, 48])
+def test_exact_examples_end_the_doubling(true):
+    curve = Curve(lambda m: 1e-28 if m >= true else 1 - m / (true + 1))
+    found = curve.choose()
+    # The first power of two that suffices; its surplus heads are merged later.
+    assert found == 2 ** int(np.ceil(np.log2(true)))
+    assert len(curve.calls) <= np.log2(found) + 2
+
+
+@pytest.mark.parametrize("true", [*range(1, 17), 24, 32, 48])
+@pytest.mark.parametrize("level", [1e-2, 1e-6])
+def test_with_noise_the_smallest_count_at_the_plateau_is_found(true, level):
+    curve = Curve(missing_heads(true, level))
+    assert curve.choose() == true
+    assert len(curve.calls) <= 2 * np.ceil(np.log2(64)) + 2
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(true=st.integers(1, 16), seed=st.integers(0, 2**32), overfit=st.floats(0.0, 0.02))
+def test_ripples_of_a_plateau_are_no_heads(true, seed, overfit):
+    # Held-out errors on the plateau wander by a few percent and drift as surplus heads fit noise.
+    ripples = 1 + 0.03 * np.random.default_rng(seed).uniform(-1, 1, 200)
+    smooth = missing_heads(true, 1e-3)
+    curve = Curve(lambda m: smooth(m) * ripples[m] * (1 + overfit) ** max(0, m - true))
+    assert curve.choose(most=16) == true
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    most=st.integers(1, 40),
+    errors=st.lists(st.floats(1e-20, 1e3), min_size=41, max_size=41),
+)
+def test_any_curve_gives_a_count_that_is_near_the_best_seen(most, errors):
+    curve = Curve(lambda m: errors[m])
+    found = curve.choose(most=most, exact=1e-16)
+    assert errors[found] <= min(errors[m] for m in curve.calls) / 0.8
+
+
+def test_the_search_never_goes_beyond_what_examples_can_determine():
+    for most in (1, 2, 3, 5, 7):
+        curve = Curve(lambda m: 0.7**m)
+        assert curve.choose(most=most) == most
+
+
+def test_two_heads_that_only_help_together_are_found():
+    curve = Curve(lambda m: {1: 1.0, 2: 0.97, 3: 0.95}.get(m, 1e-28))
+    assert curve.choose() == 4
+
+
+def test_noise_alone_has_one_head():
+    curve = Curve(lambda m: 1.0 + 0.01 * m)
+    assert curve.choose() == 1
+    assert curve.calls == [1, 2, 4]
+
+
+def test_the_search_stops_when_time_is_up():
+    curve = Curve(lambda m: 1 / m)
+    assert curve.choose(trace=Trace(max_seconds=1e-9)) == 1
+    assert curve.calls == [1]
+
+
+# Parts
+
+
+@pytest.mark.parametrize("shape", [(2, D, K, N), (3, 8, 5, 160)], ids=str)
+@pytest.mark.parametrize("inputs", ["boolean", "gaussian"])
+@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0, 4.0, 8.0, 16.0])
+def test_scales_are_guessed_within_a_factor_of_four(scale, inputs, shape):
+    m, d, k, n = shape
+    for seed in range(2):
+        layer = random_layer(m, d, scale=scale, seed=seed)
+        problem = make_problem(
+            make_examples(layer, n, k, inputs=inputs), m, bias=False, causal=False
+        )
+        theta = np.linalg.norm(problem.theta(layer), axis=(1, 2)).mean()
+        w = np.sqrt(np.mean(problem.w(layer) ** 2))
+        guess = estimate_scales(problem, m)
+        assert 1 / 4 < guess.theta / theta < 4
+        assert 1 / 4 < guess.w / w < 4
+
+
+def test_scales_do_not_depend_on_units():
+    examples = make_examples(random_layer(2, D, seed=1))
+    x, y, _ = examples.arrays()
+    problems = [
+        make_problem(Examples(a * x, b * y), 2, bias=False, causal=False)
+        for a, b in ((1.0, 1.0), (2.0**20, 2.0**-30))
+    ]
+    assert estimate_scales(problems[0], 2) == estimate_scales(problems[1], 2)
+
+
+def test_the_ridge_is_that_of_a_gaussian_prior():
+    problem = make_problem(make_examples(random_layer(2, D, seed=1)), 2, bias=True, causal=False)
+    scales, g = Scales(theta=3.0, w=0.5), 0.1
+    noise = g * problem.energy / (N * K * D)  # a share of the mean square of a label
+    ridge = continuation.ridge_at(g, scales, problem)
+    entry = scales.theta**2 / ((D + 1) * D)  # mean square entry of a Theta of that norm
+    assert ridge.theta * problem.energy == pytest.approx(noise / entry)
+    assert ridge.w * problem.energy == pytest.approx(noise / scales.w**2)
+
+
+def test_starts_have_unit_norm_and_are_all_different():
+    problem = make_problem(make_examples(random_layer(2, D, seed=1)), 2, bias=True, causal=False)
+    draws = [
+        random_starts(problem, 2, 3, seed, round_)
+        for seed, round_ in itertools.product((0, 1), (0, 1))
+    ]
+    for theta in draws:
+        assert theta.shape == (3, 2, D + 1, D)
+        np.testing.assert_allclose(np.linalg.norm(theta, axis=(2, 3)), 1.0, rtol=1e-14)
+    flat = np.concatenate(draws).reshape(-1, (D + 1) * D)
+    cosines = flat @ flat.T - np.eye(len(flat))
+    assert np.abs(cosines).max() < 0.6
+    np.testing.assert_array_equal(random_starts(problem, 2, 3, 0, 0), draws[0])
+
+
+def test_the_choice_keeps_the_best_on_held_out_examples():
+    layer = random_layer(2, D, seed=1)
+    examples = make_examples(layer)
+    problem = make_problem(examples, 2, bias=False, causal=False)
+    held = make_examples(layer, 20, seed=9)
+    trace = Trace()
+    choice = Choice(problem, held, trace)
+    thetas = np.stack([problem.theta(layer)] * 4)
+    ws = np.stack([f * problem.w(layer) for f in (0.5, 0.9, 1.2, 1.0)])
+    thetas[3, 0, 0, 0] = np.nan  # would be the best
+    with float64():
+        state = State(*map(jnp.asarray, (thetas, ws, *[np.zeros(4)] * 3)))
+    choice.offer_starts(state)
+    assert choice.any_finite
+    assert choice.loss == pytest.approx(0.1**2, rel=1e-10)
+    np.testing.assert_allclose(choice.layer.w, 0.9 * layer.w, rtol=1e-14)
+    choice.offer(layer.replace(w=2 * layer.w))
+    assert choice.loss == pytest.approx(0.1**2, rel=1e-10)
+    assert trace.best is choice.layer
+
+
+@pytest.mark.parametrize("n", [3, 8, 9, 10, 40, 112, 5000])
+def test_examples_to_choose_by_are_spared_only_where_they_can_be(n):
+    examples = make_examples(random_layer(2, D, seed=1), n)
+    limit = examples.counting_limit(2, False, None)
+    fit, held = split_for_choice(examples, 2, bias=False, head_dim=None)
+    if fit is held:
+        assert fit is examples
+        assert n - max(1, n // 10) < 1.5 * limit
+        return
+    assert fit.n + held.n == n
+    assert fit.n >= 1.5 * limit
+    assert held.n == min(max(1, n // 10), 256)
+    together = np.concatenate([fit.arrays().x, held.arrays().x])
+    np.testing.assert_array_equal(together, examples.arrays().x)
+
+
+@pytest.mark.parametrize("n", [1, 10, 50, 112])
+def test_most_heads_is_the_counting_limit_inverted(n):
+    examples = make_examples(random_layer(2, D, seed=1), n)
+    most = most_heads(examples, bias=False, head_dim=None)
+    assert most == 1 or examples.counting_limit(most, False, None) <= n
+    assert examples.counting_limit(most + 1, False, None) > n
