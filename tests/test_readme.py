@@ -24,9 +24,11 @@ def test_block_runs(language: str, code: str, tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / ("layer" if language == "python" else "learned")).with_suffix(
-        ".safetensors"
-    ).exists()
+    assert (
+        (tmp_path / ("layer" if language == "python" else "learned"))
+        .with_suffix(".safetensors")
+        .exists()
+    )
 
 
 def test_both_languages_are_shown() -> None:

@@ -117,9 +117,9 @@ def test_nearly_equal_heads_stay_two(truth):
     assert compare(smaller, near).max_error < 1e-8
 
 
-def test_a_small_head_is_not_dropped(truth):
-    # A hundredth of the other's projection is a ten-thousandth of the label energy, not noise.
-    small = truth.replace(w=truth.w * np.array([1.0, 0.01])[:, None, None])
+@pytest.mark.parametrize("size", [1e-2, 1e-4])
+def test_a_small_head_is_not_dropped(truth, size):
+    small = truth.replace(w=truth.w * np.array([1.0, size])[:, None, None])
     assert small.canonical(tolerance=0.1).n_heads == 1
     smaller, loss, _ = reduced(small, make_examples(small))
     assert loss < 1e-22
@@ -135,6 +135,16 @@ def test_noise_is_no_reason_to_merge(truth, noise):
     assert compare(smaller, truth).max_error < 3 * noise
 
 
+def test_a_small_head_that_stands_out_of_the_noise_is_not_dropped(truth):
+    small = truth.replace(w=truth.w * np.array([1.0, 0.02])[:, None, None])
+    examples = make_examples(small, 0.01)
+    alone, without = polished(small.canonical(tolerance=0.1), examples)
+    smaller, loss, _ = reduced(small, examples)
+    assert alone.n_heads == 1
+    assert 1.5 * loss < without < 10 * loss
+    assert smaller.n_heads == 2
+
+
 def test_a_copy_is_merged_under_noise(truth):
     examples = make_examples(truth, 1e-3)
     best, loss = polished(truth, examples)
@@ -147,13 +157,17 @@ def test_a_copy_is_merged_under_noise(truth):
 
 
 def test_narrow_heads_stay_narrow():
+    # Under noise, or full heads would come back narrow by themselves.
     truth = random_layer(2, 8, rank=2, seed=1)
-    same = AttentionLayer(
-        truth.theta[[0, 1, 1]], truth.w[[0, 1, 1]] * np.array([1.0, 0.5, 0.5])[:, None, None]
+    examples = make_examples(truth, 1e-3)
+    problem = make_problem(examples, 2, bias=False, causal=False)
+    best, loss = polish(truth, problem, Trace(), head_dim=2)
+    copy = AttentionLayer(
+        best.theta[[0, 1, 1]], best.w[[0, 1, 1]] * np.array([1.0, 0.5, 0.5])[:, None, None]
     )
-    smaller, loss = reduce_heads(same, 1e-28, make_examples(truth), Trace(), head_dim=2)
-    assert loss < 1e-24
-    assert compare(smaller, truth).max_error < 1e-10
+    smaller, smaller_loss = reduce_heads(copy, loss, examples, Trace(), head_dim=2)
+    assert smaller_loss <= 1.02 * loss
+    assert compare(smaller, truth).max_error < 3e-3
     assert np.linalg.svd(smaller.theta, compute_uv=False)[:, 2:].max() < 1e-12
 
 

@@ -108,7 +108,7 @@ def certify(
             _check_fits(layer, given)
     examples, n_seen = _unseen(layer, examples)
     residuals = measure_residuals(layer, examples)
-    n = examples.n
+    delta, n = float(delta), examples.n
     exceeding = int(np.sum(residuals.relative > THRESHOLD))
     tail = 1.0 if exceeding == n else float(beta.ppf(1 - delta, exceeding + 1, n - exceeding))
     inputs = learned_from if learned_from is not None else examples
@@ -116,9 +116,10 @@ def certify(
     null = None if spectrum is None else spectrum.null_dimension
     intervals = bound = None
     if spectrum is not None:
-        bound = _parameter_bound(
-            layer, spectrum, math.sqrt(float(residuals.squared.sum()) * inputs.n / n)
-        )
+        # Labels that happen to be met to the last bit say no more than their rounding allows.
+        least = residuals.unit / 4
+        error = residuals.label_norm * max(residuals.root_relative, least)
+        bound = _parameter_bound(layer, spectrum, error * math.sqrt(inputs.n / n))
         learned = learned_from.n if learned_from else _learned_count(layer, inputs.n)
         width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
         intervals = _scaled(spectrum.deviations, width)
@@ -140,8 +141,9 @@ def certify(
         parameter_bound=bound,
         intervals=intervals,
         statement=(
-            f"With confidence {1 - delta:.4g}, at least {1 - tail:.4%} of inputs have relative "
-            f"error at most {THRESHOLD:g} ({exceeding} of {n} fresh examples exceeded it)."
+            f"With confidence {1 - delta:.10g}, at least {math.floor(1e6 * (1 - tail)) / 1e6:.4%} "
+            f"of inputs have relative error at most {THRESHOLD:g} ({exceeding} of {n} fresh "
+            "examples exceeded it)."
         ),
     )
 
@@ -174,7 +176,8 @@ class Residuals:
 
     squared: Float64  # of each example: |F - Y|^2
     relative: Float64  # of each example: |F - Y| / |Y|
-    root_relative: float  # of all: square root of |F - Y|^2 / |Y|^2
+    root_relative: float  # of all: |F - Y| / |Y|
+    label_norm: float  # |Y|, or one where all labels vanish
     noise_level: float
     precision: str
     unit: float
@@ -214,6 +217,7 @@ def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
         squared=squared,
         relative=relative,
         root_relative=root_relative,
+        label_norm=math.sqrt(whole),
         noise_level=float(np.sqrt(squared.sum() / (rows * examples.out_dim))),
         precision=precision.name,
         unit=precision.unit,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ _LEARNERS: dict[str, Callable[..., Solution]] = {
 }
 
 
-# Heads times features up to which a square matrix of doubles has at most 32 GiB.
-_WIDEST = 2**16
+# Heads times features up to which a square matrix of doubles has at most 8 GiB.
+_WIDEST = 2**15
 
 
 class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -132,7 +133,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _solve(self, examples: Examples, trace: Trace) -> Solution:
         # Repeated inputs are neither more equations nor a test of what was fitted.
-        group_of = np.unique(examples.hashes(labels=False), return_inverse=True)[1]
+        group_of = np.unique(examples.input_hashes(), return_inverse=True)[1]
         fitted, held = self._split(examples, group_of)
         solution = self._learn(fitted, trace)
         layer = solution.layer
@@ -158,6 +159,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             )
         else:
             outcome, reason = self._judge(solution.outcome, layer, fitted, held, certificate)
+        if certificate is not None and certificate.recovered and outcome is Outcome.FITTED:
+            certificate = replace(certificate, recovered=False, reason=reason)
         trace.emit("outcome", detail=f"{outcome.name}: {reason}")
         return Solution(
             layer=layer.replace(seen=self._seen),

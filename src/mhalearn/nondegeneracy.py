@@ -153,7 +153,7 @@ def _least_density(matrices: Float64) -> float:
 @in_float64
 def _matched_frequency(layer: AttentionLayer, k: int, seed: int) -> float:
     """Share of rows with two tokens carrying 90 % of every head's attention, the larger at most
-    90 %, and all heads within total variation 0.1 of each other."""
+    90 %, and every head within total variation 0.05 of the mean pattern."""
     n = max(1, _ROWS // k)
     size = max(1, _ROWS_AT_ONCE // k)
     tokens = sample_inputs("boolean", n, k, layer.d, seed=seed)

@@ -88,7 +88,7 @@ class Preconditioner(NamedTuple):
     query_values: Float[Array, " q"]
     key_basis: Float[Array, "md md"]
     key_values: Float[Array, " md"]
-    head_scale: Float[Array, " m"]  # mean diagonal of J^T J in each head's block
+    head_scale: Float[Array, " m"]  # its mean diagonal in each head's block
 
     def solve(self, flat: Float[Array, "q md"], shift: Float[Array, ""]) -> Float[Array, "q md"]:
         """Apply the inverse of the approximation plus shift, in head-scaled coordinates."""
@@ -98,22 +98,24 @@ class Preconditioner(NamedTuple):
 
 
 def precondition(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> Preconditioner:
-    """Cost: O(n k (m d)^2 e + (m d)^3)."""
+    """Estimated from enough examples to see every direction several times, not from all.
+
+    Cost: O((m d)^3).
+    """
     m, q, d = theta.shape
-    heads = stacked_heads(fit.w, m, d)
-
-    def moments(chunk: Chunk) -> tuple[Array, Array, Array]:
-        keys = covariance_products(attend(theta, chunk), heads, chunk)
-        keys = keys.reshape(*keys.shape[:2], m * d, -1)
-        x = chunk.queries * chunk.weight[..., None]
-        kernel = jnp.einsum("brie,brje->ij", keys, keys)
-        return jnp.einsum("brq,brs->qs", x, chunk.queries), kernel, jnp.sum(chunk.weight)
-
-    second, kernel, rows = total(moments, data)
-    diagonal = jnp.diag(kernel).reshape(m, d).mean(axis=1) * jnp.trace(second) / (q * rows)
+    k, e = data.labels.shape[-2:]
+    enough = max(32, -(-8 * m * d // (k * e)))
+    chunk = jax.tree.map(lambda leaf: leaf[0, :enough], data)
+    keys = covariance_products(attend(theta, chunk), stacked_heads(fit.w, m, d), chunk)
+    flat = keys.reshape(-1, m * d, e).transpose(0, 2, 1).reshape(-1, m * d)
+    share = jnp.sum(data.weight) / jnp.maximum(jnp.sum(chunk.weight), 1.0)
+    kernel = flat.T @ flat * share
+    x = (chunk.queries * chunk.weight[..., None]).reshape(-1, q)
+    second = x.T @ x / jnp.maximum(jnp.sum(chunk.weight), 1.0)
+    diagonal = jnp.diag(kernel).reshape(m, d).mean(axis=1) * jnp.trace(second) / q
     head_scale = diagonal + 1e-12 * diagonal.max() + 1e-300
     inverse_root = jnp.repeat(1 / jnp.sqrt(head_scale), d)
-    query_values, query_basis = jnp.linalg.eigh(second / rows)
+    query_values, query_basis = jnp.linalg.eigh(second)
     key_values, key_basis = jnp.linalg.eigh(inverse_root[:, None] * kernel * inverse_root[None, :])
     return Preconditioner(
         query_basis, jnp.maximum(query_values, 0), key_basis, jnp.maximum(key_values, 0), head_scale
@@ -175,8 +177,8 @@ def matrix_free(
 ) -> Float[Array, "m q d"]:
     """Solve (S + ridge + damping D) step = J^T (Y - F) - ridge Theta by conjugate gradients.
 
-    D is the mean diagonal of each head's block of J^T J. With `head_dim` the step stays in the
-    tangent space of heads of that rank, with `span` in that span.
+    D is the preconditioner's mean diagonal in each head's block. With `head_dim` the step stays in
+    the tangent space of heads of that rank, with `span` in that span.
     Cost: about four forward passes a CG step.
     """
     m, _, d = theta.shape

@@ -1,5 +1,7 @@
 """Fewer heads where they explain as much: the canonical form of a fitted layer."""
 
+import math
+
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
 from mhalearn.outcome import Trace
@@ -21,10 +23,12 @@ def reduce_heads(
 ) -> tuple[AttentionLayer, float]:
     """The smallest canonical form that fits the examples as well as the layer does.
 
-    Trust: numerical. A merged layer is kept only if, polished, its relative loss is at most ten
-    times the given one or at rounding.
+    Trust: numerical. A merged layer is kept if, polished, it fits to rounding, or if its loss is
+    larger by no more than its missing parameters explain (Akaike's criterion).
     """
     tried = {layer.n_heads}
+    scalars = int(examples.arrays().lengths.sum()) * examples.out_dim
+    per_head = layer.d * (layer.d + layer.out_dim)
     for tolerance in _TOLERANCES:
         smaller = layer.canonical(tolerance=tolerance)
         if smaller.n_heads in tried:
@@ -34,7 +38,8 @@ def reduce_heads(
             examples, smaller.n_heads, bias=layer.out_bias is not None, causal=layer.causal
         )
         smaller, smaller_loss = polish(smaller, problem, trace, head_dim=head_dim)
-        if smaller_loss <= max(1.02 * loss, 1e-22):
+        missing = (layer.n_heads - smaller.n_heads) * per_head
+        if smaller_loss <= max(loss * math.exp(2 * missing / scalars), 1e-22):
             trace.emit(
                 "reduction",
                 loss=smaller_loss,

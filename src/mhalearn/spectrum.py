@@ -20,6 +20,8 @@ from mhalearn.problem import Problem, make_problem
 DENSE_LIMIT = 4096
 # An eigenvalue this far below the largest is rounding: the data do not see that direction.
 NULL = 1e-12
+# The same for a head's mean square sensitivity, against that of a head without a softmax.
+_ROUNDED = 1e-18
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,11 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues, ascending, of scaled normal matrices; heads are scaled to mean diagonal one.
+    """Eigenvalues, ascending, of scaled normal matrices.
 
-    theta: of the Schur complement left when W is eliminated; w: of the design's Gram matrix, which
-    is the same for each of the output columns.
+    theta: of the Schur complement left when W is eliminated, in units where each head's block of
+    J^T J has mean diagonal one (or less, where it is rounding); w: of the design's Gram matrix,
+    which is the same for each of the output columns.
     deviations: standard deviation of each parameter's estimate for label noise of deviation one;
     infinite where a parameter touches a null direction.
     token_size: root mean square of the tokens' features, to the nearest power of two.
@@ -92,9 +95,14 @@ def measure_spectrum(layer: AttentionLayer, examples: Examples) -> Spectrum | No
 
 def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Spectrum:
     m, q, d = layer.n_heads, problem.query_dim, problem.d
-    mean_diagonal = np.diag(moments.schur).reshape(q, m, d).mean(axis=(0, 2))
-    floor = 1e-13 * np.abs(mean_diagonal).max() + 1e-300
-    root = np.tile(np.repeat(1 / np.sqrt(np.maximum(mean_diagonal, floor)), d), q)
+    # J^T J before W was eliminated: what is left must be measured against what there was, or
+    # rounding would pass for a small but regular matrix.
+    diagonal = np.diag(moments.schur) + np.sum(moments.coupling**2, axis=(2, 3)).ravel()
+    per_head = diagonal.reshape(q, m, d).mean(axis=(0, 2))
+    # The covariance of nearly equal tokens is rounding too, though nothing is eliminated.
+    energy = problem.rows * np.sum(problem.w(layer)[: m * d].reshape(m, -1) ** 2, axis=1)
+    floor = np.maximum(_ROUNDED * energy, 1e-13 * per_head.max()) + 1e-300
+    root = np.tile(np.repeat(1 / np.sqrt(np.maximum(per_head, floor)), d), q)
     scaled = root[:, None] * moments.schur * root[None, :]
     gram_diagonal = np.sqrt(np.maximum(np.diag(moments.gram), 1e-300))
     w_values = scipy.linalg.eigvalsh(moments.gram / np.outer(gram_diagonal, gram_diagonal))
@@ -119,7 +127,8 @@ def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Sp
 
 
 def _null_count(values: Float64) -> int:
-    return int(np.sum(values <= NULL * max(float(values[-1]), 1e-300)))
+    """Eigenvalues at rounding, of a matrix scaled to a mean diagonal near one or below."""
+    return int(np.sum(values <= NULL * max(float(values[-1]), 1.0)))
 
 
 def _variances(

@@ -26,7 +26,8 @@ def random_layer(
     w: entries N(0, 1/d). out_dim: columns of w, d unless given.
     rank: Theta_i and W_i are products of Gaussian factors with this inner dimension, as in a layer
         with heads of that width; norms as above (for w: the mean square of an entry is 1/d).
-    key_vector: v_i with entries N(0, scale^2 / d^2), the size of one row of Theta_i.
+    key_vector: v_i with entries N(0, scale^2 / d^2), the size of one row of Theta_i; with a rank,
+        in the row space of Theta_i, where a query bias puts it.
     out_bias: c with entries N(0, 1/d).
     Theta and w of a seed are the same with and without key_vector, out_bias and causal.
     """
@@ -41,6 +42,8 @@ def random_layer(
     theta *= scale / np.linalg.norm(theta, axis=(1, 2), keepdims=True)
     w = _gaussian(rng, n_heads, d, e, rank) / math.sqrt(d)
     v = rng.standard_normal((n_heads, d)) * (scale / d)
+    if rank is not None:  # a query bias meets the keys through the same factor as the queries
+        v = np.einsum("md,mde->me", v, theta) * math.sqrt(d) / scale
     c = rng.standard_normal(e) / math.sqrt(d)
     recipe = (
         f"random_layer(n_heads={n_heads}, d={d}, scale={scale}, rank={rank}, out_dim={out_dim}, "

@@ -29,7 +29,7 @@ class Round:
 
 # Generic layers with a few times the counting limit of examples fall to the first round; sixteen
 # starts in all are what is worth trying near the limit.
-ROUNDS = (Round(1, 10), Round(5, 30), Round(5, 80), Round(5, 80))
+ROUNDS = (Round(1, 4), Round(5, 30), Round(5, 80), Round(5, 80))
 # Surplus heads make a lost head rare, so that a search for the head count can be brief.
 BRIEF_ROUNDS = (Round(1, 10), Round(1, 30))
 
@@ -55,7 +55,7 @@ def learn(
     exact = max(_EXACT, label_precision(examples).floor ** 2)
 
     def with_heads(count: int, rounds: tuple[Round, ...] = ROUNDS) -> tuple[Solution, float]:
-        fit, held = split_for_choice(examples, count, bias=bias, head_dim=head_dim)
+        fit, held = split_for_choice(examples, count, bias=bias, head_dim=head_dim, seed=seed)
         problem = make_problem(fit, count, bias=bias, causal=causal)
         choice = Choice(problem, held, trace)
         if start is not None and start.n_heads == count:
@@ -85,8 +85,8 @@ def run_rounds(
     trace: Trace,
 ) -> Outcome:
     """Offer every start's end point to the choice; stop at the first round that is exact."""
-    choice.offer(problem.zero_layer(n_heads))
     if problem.energy == 0.0:
+        choice.offer(problem.zero_layer(n_heads))
         return Outcome.FITTED
     scales = estimate_scales(problem, n_heads)
     for number, round_ in enumerate(rounds):
@@ -102,11 +102,14 @@ def run_rounds(
             anneal_steps=round_.anneal_steps,
             head_dim=head_dim,
         )
+    if choice.layer is None:
+        choice.offer(problem.zero_layer(n_heads))
+        return Outcome.TIME_LIMIT if trace.expired else Outcome.NONFINITE
     if choice.loss < exact:
         return Outcome.FITTED
     if trace.expired:
         return Outcome.TIME_LIMIT
-    return Outcome.FITTED if choice.any_finite else Outcome.NONFINITE
+    return Outcome.FITTED
 
 
 def most_heads(examples: Examples, *, bias: bool, head_dim: int | None) -> int:
@@ -127,7 +130,6 @@ class Choice:
         self._energy = float(np.sum(np.square(self._y[self._inside], dtype=np.float64))) or 1.0
         self.layer: AttentionLayer | None = None
         self.loss = np.inf
-        self.any_finite = False
 
     def offer(self, layer: AttentionLayer) -> None:
         wrong = (layer(self._x, self._lengths) - self._y)[self._inside]
@@ -139,7 +141,6 @@ class Choice:
     def offer_starts(self, state: State) -> None:
         for theta, w in zip(np.asarray(state.theta), np.asarray(state.w), strict=True):
             if np.isfinite(theta).all() and np.isfinite(w).all():
-                self.any_finite = True
                 self.offer(self._problem.layer(theta, w))
 
     def solution(self, outcome: Outcome) -> Solution:
@@ -149,9 +150,9 @@ class Choice:
 
 
 def split_for_choice(
-    examples: Examples, n_heads: int, *, bias: bool, head_dim: int | None
+    examples: Examples, n_heads: int, *, bias: bool, head_dim: int | None, seed: int
 ) -> tuple[Examples, Examples]:
-    """Examples to descend on and examples to choose by: a tenth, if the rest still suffices.
+    """Examples to descend on and examples to choose by: a random tenth, if the rest suffices.
 
     Near the counting limit nothing can be spared, and the choice falls on the training error.
     """
@@ -159,5 +160,5 @@ def split_for_choice(
     held = min(max(1, examples.n // 10), 256)
     if spare < held:
         return examples, examples
-    first = examples.n - held
-    return examples.subset(slice(0, first)), examples.subset(slice(first, None))
+    order = np.random.default_rng([seed, 0xC401CE]).permutation(examples.n)
+    return examples.subset(np.sort(order[held:])), examples.subset(np.sort(order[:held]))

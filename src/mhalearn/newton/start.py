@@ -1,12 +1,16 @@
 """Where descent starts, and how large the unknowns are likely to be."""
 
+from functools import cache
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from mhalearn.attention import fit_projections, in_float64
+from mhalearn._types import Array, Float
+from mhalearn.attention import Chunk, fit_projections, in_float64
+from mhalearn.layer import Float64
 from mhalearn.problem import Problem
 
 # A random stream of the learner's own: a start must never coincide with a teacher.
@@ -20,6 +24,23 @@ class Scales(NamedTuple):
     w: float  # root mean square entry of W_i
 
 
+@jax.jit
+def _unexplained(data: Chunk) -> Float[Array, ""]:
+    """Label energy that the mean token leaves."""
+    flat = jnp.zeros((1, data.queries.shape[-1], data.tokens.shape[-1]))
+    return fit_projections(flat, data, jnp.zeros(())).loss
+
+
+@cache
+def _concentrations(k: int) -> tuple[Float64, Float64]:
+    """Guesses of |Theta| and the E|p|^2 that Gaussian logits of that deviation have over k keys."""
+    guesses = np.geomspace(0.5, 10.0, 16)
+    logits = np.random.default_rng(_STREAM).normal(size=(512, k))
+    powers = np.exp(guesses[:, None, None] * (logits - logits.max(axis=1, keepdims=True)))
+    p = powers / powers.sum(axis=-1, keepdims=True)
+    return guesses, (p**2).sum(axis=-1).mean(axis=-1)
+
+
 @in_float64
 def estimate_scales(problem: Problem, n_heads: int) -> Scales:
     """Guess |Theta| and the entries of W from how much of the labels the mean token explains.
@@ -28,15 +49,9 @@ def estimate_scales(problem: Problem, n_heads: int) -> Scales:
     variance, and logits of standard deviation |Theta|_F give E|p|^2: invert that relation.
     Trust: a heuristic; the solver bears an error of a factor four either way.
     """
-    flat = jnp.zeros((1, problem.query_dim, problem.d))
-    unexplained = float(fit_projections(flat, problem.data, jnp.asarray(0.0)).loss) / problem.energy
-    explained = max(1.0 - unexplained, 1e-6)
+    explained = max(1.0 - float(_unexplained(problem.data)) / problem.energy, 1e-6)
     concentration = np.clip(1.0 / (problem.k * explained), 1.0 / problem.k, 1.0)
-    logits = np.random.default_rng(_STREAM).normal(size=(2048, problem.k))
-    guesses = np.geomspace(0.5, 10.0, 30)
-    powers = np.exp(guesses[:, None, None] * (logits - logits.max(axis=1, keepdims=True)))
-    p = powers / powers.sum(axis=-1, keepdims=True)
-    expected = (p**2).sum(axis=-1).mean(axis=-1)
+    guesses, expected = _concentrations(problem.k)
     nearest = int(np.argmin(np.abs(expected - concentration)))
     mean_square = problem.energy / (problem.rows * problem.out_dim)
     w = np.sqrt(mean_square / (n_heads * problem.d * expected[nearest]))
