@@ -312,7 +312,6 @@ def test_the_choice_keeps_the_best_on_held_out_examples():
     with float64():
         state = State(*map(jnp.asarray, (thetas, ws, *[np.zeros(4)] * 3)))
     choice.offer_starts(state)
-    assert choice.any_finite
     assert choice.loss == pytest.approx(0.1**2, rel=1e-10)
     np.testing.assert_allclose(choice.layer.w, 0.9 * layer.w, rtol=1e-14)
     choice.offer(layer.replace(w=2 * layer.w))
@@ -324,7 +323,7 @@ def test_the_choice_keeps_the_best_on_held_out_examples():
 def test_examples_to_choose_by_are_spared_only_where_they_can_be(n):
     examples = make_examples(random_layer(2, D, seed=1), n)
     limit = examples.counting_limit(2, False, None)
-    fit, held = split_for_choice(examples, 2, bias=False, head_dim=None)
+    fit, held = split_for_choice(examples, 2, bias=False, head_dim=None, seed=0)
     if fit is held:
         assert fit is examples
         assert n - max(1, n // 10) < 1.5 * limit
@@ -332,8 +331,8 @@ def test_examples_to_choose_by_are_spared_only_where_they_can_be(n):
     assert fit.n + held.n == n
     assert fit.n >= 1.5 * limit
     assert held.n == min(max(1, n // 10), 256)
-    together = np.concatenate([fit.arrays().x, held.arrays().x])
-    np.testing.assert_array_equal(together, examples.arrays().x)
+    together = np.concatenate([fit.hashes(), held.hashes()])
+    np.testing.assert_array_equal(np.sort(together), np.sort(examples.hashes()))
 
 
 @pytest.mark.parametrize("n", [1, 10, 50, 112])

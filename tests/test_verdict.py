@@ -14,8 +14,9 @@ from mhalearn.inputs import sample_inputs
 from mhalearn.layer import AttentionLayer
 from mhalearn.leftover import dependence_on_inputs
 from mhalearn.matching import compare
-from mhalearn.outcome import Outcome
+from mhalearn.outcome import Outcome, Trace
 from mhalearn.teachers import random_layer
+from mhalearn.verdict import Evidence, judge
 
 N, K, D = 120, 4, 4
 TWO, THREE = random_layer(2, D, seed=3), random_layer(3, D, seed=3)
@@ -123,9 +124,9 @@ def weak_feature(dtype):
 
 def repeated(n, level):
     """A few noisy examples many times over, their tokens in other orders: nothing to check with."""
-    x = X[np.arange(N) % n]
-    y = (Y + level * rng().standard_normal(Y.shape))[np.arange(N) % n]
-    orders = np.stack([rng(i).permutation(K) for i in range(N)])[..., None]
+    which = np.arange(105) % n  # as many as other fits have when some are held out
+    x, y = X[which], (Y + level * rng().standard_normal(Y.shape))[which]
+    orders = np.stack([rng(i).permutation(K) for i in range(105)])[..., None]
     return np.take_along_axis(x, orders, axis=1), np.take_along_axis(y, orders, axis=1)
 
 
@@ -253,6 +254,18 @@ def test_recovered_rests_on_examples_that_were_not_used_to_fit():
     assert estimator.certificate_.n_seen == 0
 
 
+def test_examples_to_fit_that_contradict_the_layer_forbid_recovered():
+    """Held-out examples alone would certify the truth; one other label cannot be made."""
+    fitted, held = Examples(*one_label_without_tokens()), Examples(X[:20], Y[:20])
+    certificate = certify(TWO, held, learned_from=fitted)
+    assert certificate.recovered
+    outcome, reason = judge(Evidence(TWO, 2, fitted, held, certificate), Trace(), 0)
+    assert outcome is FITTED
+    assert "1 of them off" in reason
+    clean = Evidence(TWO, 2, Examples(X, Y), held, certificate)
+    assert judge(clean, Trace(), 0)[0] is Outcome.RECOVERED
+
+
 def test_the_canonical_form_of_equal_heads_is_returned():
     estimator = learn(X, DUPLICATE(X), 2)
     assert estimator.outcome_ is NOT_IDENTIFIED
@@ -338,7 +351,7 @@ def test_random_attacks(seed):
     if seed % 3 == 0:
         x[..., -1] *= 10.0 ** -g.integers(0, 5)
     y = truth(x).astype(g.choice(["float16", "float32", "float64"]))
-    estimator = learn(x, y, int(g.integers(1, 4)), max_seconds=60)
+    estimator = learn(x, y, int(g.integers(1, 4)), max_seconds=60.0)
     if estimator.outcome_ is Outcome.RECOVERED:
         assert compare(estimator.layer_, truth.canonical()).max_error < 2e-2
 

@@ -128,7 +128,7 @@ def fit_projections(
 
     gram, right = total(moments, data)
     width = gram.shape[0]
-    floor = 1e-14 * jnp.trace(gram) / width
+    floor = 1e-13 * jnp.trace(gram) / width
     gram = gram + (ridge + floor) * jnp.eye(width)
     factor = jax.scipy.linalg.cho_factor(gram)
     w = jax.scipy.linalg.cho_solve(factor, right)

@@ -23,12 +23,14 @@ from mhalearn.outcome import Event, Outcome, Solution, Trace
 from mhalearn.polish import polish
 from mhalearn.problem import make_problem
 from mhalearn.reduction import reduce_heads
+from mhalearn.sculpt import learn as learn_sculpt
 from mhalearn.terminal import Progress
 from mhalearn.verdict import Evidence, judge
 
-METHODS = ("auto", "newton", "adam", "lbfgs", "linear")
+METHODS = ("auto", "newton", "sculpt", "adam", "lbfgs", "linear")
 _LEARNERS: dict[str, Callable[..., Solution]] = {
     "newton": learn_newton,
+    "sculpt": learn_sculpt,
     "adam": adam.learn,
     "lbfgs": lbfgs.learn,
     "linear": linear.learn,
@@ -37,13 +39,16 @@ _LEARNERS: dict[str, Callable[..., Solution]] = {
 
 # Heads times features up to which a square matrix of doubles has at most 8 GiB.
 _WIDEST = 2**15
+# Examples that polish and the spectrum look at, at most: learners that stream need many more.
+_POLISHED = 50_000
 
 
 class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Learn a multi-head attention layer from examples (X, Y).
 
-    n_heads: the number of heads, or "auto" to find it (method "newton" only).
-    method: "newton" (and "auto", which means it), or a baseline: "adam", "lbfgs", "linear".
+    n_heads: the number of heads, or "auto" to find it (methods "newton" and "sculpt").
+    method: "newton" (and "auto", which means it), "sculpt" for the six phases of Chen & Li, or a
+        baseline: "adam", "lbfgs", "linear".
     head_dim: rank of every Theta_i, where it is known to be less than d.
     bias: learn a key-side vector a head and an output bias. causal: tokens see no later token.
     polish: descend to machine precision after the learner.
@@ -137,6 +142,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         fitted, held = self._split(examples, group_of)
         solution = self._learn(fitted, trace)
         layer = solution.layer
+        if fitted.n > _POLISHED:
+            fitted = fitted.subset(slice(0, _POLISHED))
         if self.polish and solution.outcome is Outcome.FITTED:
             problem = make_problem(fitted, layer.n_heads, bias=self.bias, causal=self.causal)
             layer, loss = polish(layer, problem, trace, head_dim=self.head_dim)
@@ -158,7 +165,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 f"{distinct} distinct examples; the counting limit of this layer is {limit:.1f}"
             )
         else:
-            outcome, reason = self._judge(solution.outcome, layer, fitted, held, certificate)
+            outcome, reason = self._judge(solution, layer, fitted, held, certificate)
         if certificate is not None and certificate.recovered and outcome is Outcome.FITTED:
             certificate = replace(certificate, recovered=False, reason=reason)
         trace.emit("outcome", detail=f"{outcome.name}: {reason}")
@@ -189,17 +196,18 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _judge(
         self,
-        ended: Outcome,
+        solution: Solution,
         layer: AttentionLayer,
         fitted: Examples,
         held: Examples | None,
         certificate: Certificate | None,
     ) -> tuple[Outcome, str]:
         recovered = certificate is not None and certificate.recovered
+        ended = solution.outcome
         if self._trace.expired and not recovered:
             ended = Outcome.TIME_LIMIT
-        if ended in (Outcome.NONFINITE, Outcome.TIME_LIMIT) and not recovered:
-            return ended, ended.explanation
+        if ended is not Outcome.FITTED and not recovered:
+            return ended, solution.reason or ended.explanation
         asked = None if isinstance(self.n_heads, str) else self.n_heads
         evidence = Evidence(layer, asked, fitted, held, certificate)
         return judge(evidence, self._trace, self.random_state)
@@ -228,7 +236,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(self.n_heads, str):
             if self.n_heads != "auto":
                 raise ValueError(f"n_heads={self.n_heads!r}: pass an integer or 'auto'")
-            if self.method not in ("auto", "newton"):
+            if self.method not in ("auto", "newton", "sculpt"):
                 raise ValueError(f"method={self.method!r} needs n_heads as a number")
         elif isinstance(self.n_heads, bool) or not isinstance(self.n_heads, int | np.integer):
             raise ValueError(f"n_heads={self.n_heads!r}: pass an integer or 'auto'")

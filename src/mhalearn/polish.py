@@ -150,4 +150,7 @@ def polish(
         trace.emit("polish", step, float(state.loss[0]))
         if settled(state).all() or trace.expired:
             break
-    return problem.layer(np.asarray(state.theta[0]), np.asarray(state.w[0])), float(state.loss[0])
+    loss = float(state.loss[0])
+    if not np.isfinite(loss):  # nothing to fit W to: a design of rank zero, say
+        return layer, float("inf")
+    return problem.layer(np.asarray(state.theta[0]), np.asarray(state.w[0])), loss

@@ -20,6 +20,7 @@ commands = typer.Typer()
 class Method(enum.StrEnum):
     AUTO = "auto"
     NEWTON = "newton"
+    SCULPT = "sculpt"
     ADAM = "adam"
     LBFGS = "lbfgs"
     LINEAR = "linear"

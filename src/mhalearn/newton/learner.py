@@ -67,8 +67,10 @@ def learn(
 
     if not isinstance(n_heads, str):
         # Below the counting limit no effort helps.
-        enough = examples.n >= examples.counting_limit(n_heads, bias, head_dim)
-        return with_heads(n_heads, ROUNDS if enough else ROUNDS[:1])[0]
+        if examples.n >= examples.counting_limit(n_heads, bias, head_dim):
+            return with_heads(n_heads)[0]
+        most = most_heads(examples, bias=bias, head_dim=head_dim)
+        return with_heads(min(n_heads, most), ROUNDS[:1])[0]
     most = most_heads(examples, bias=bias, head_dim=head_dim)
     return choose_heads(lambda count: with_heads(count, BRIEF_ROUNDS), most, exact, trace)
 

@@ -1,0 +1,208 @@
+"""Phase 2, first half: rows on which all heads attend alike.
+
+If F_r = p^T X W_sum for a probability vector p then, generically, every head's pattern is p, and
+every Theta_i satisfies <Theta, x_r (x_a - x_b)^T> = log(p_a / p_b). Such rows are found by a fast
+screen over pairs of tokens, and certified by a linear programme over the simplex.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sparse
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from mhalearn._types import Array, Float, Int
+from mhalearn.attention import in_float64
+from mhalearn.examples import Examples
+from mhalearn.layer import Float64
+from mhalearn.sculpt.passes import gather, walk
+
+# The weight on the first token of a pair must lie in this range: outside, its log-odds are noise.
+_LEAST, _MOST = 0.1, 0.9
+_PROGRAMMES_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class CertifiedRows:
+    """Rows whose label lies, nearly, between two tokens' images under the sum of projections.
+
+    score: residual over distance of the two images, over q (1 - q): the error of the log-odds.
+    """
+
+    example: NDArray[np.int64]
+    row: NDArray[np.int64]
+    pair: NDArray[np.int64]  # (c, 2)
+    weight: Float64  # q, on the first token of the pair
+    residual: Float64  # l1 norm of the label's distance to the segment
+    score: Float64
+    query: Float64  # (c, d), x_r
+    difference: Float64  # (c, d), x_a - x_b
+    tokens: Float64  # (c, k, d)
+    labels: Float64  # (c, e)
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    @property
+    def log_odds(self) -> Float64:
+        return np.log(self.weight / (1 - self.weight))
+
+    def select(self, chosen: NDArray[np.int64] | NDArray[np.bool_] | slice) -> "CertifiedRows":
+        fields = self.__dataclass_fields__
+        return CertifiedRows(**{name: getattr(self, name)[chosen] for name in fields})
+
+
+@partial(jax.jit, static_argnames=("count",))
+def _best_pairs(
+    x: Array, y: Float[Array, "b k e"], total: Float[Array, "d e"], count: int
+) -> tuple[Float[Array, " count"], Int[Array, " count"]]:
+    """Scores and flat indices (example, row, pair) of the best rows of a chunk."""
+    k = x.shape[1]
+    images = x.astype(total.dtype) @ total
+    label_norms = jnp.sum(y**2, axis=-1)
+    scores = []
+    for a in range(k):
+        for b in range(a):
+            along = images[:, a] - images[:, b]
+            length = jnp.sum(along**2, axis=-1)[:, None]
+            # |y - image_b|^2 and <y - image_b, along> without forming y - image_b.
+            base = jnp.einsum("bre,be->br", y, images[:, b])
+            apart = label_norms - 2 * base + jnp.sum(images[:, b] ** 2, axis=-1)[:, None]
+            onto = jnp.einsum("bre,be->br", y, along)
+            onto = onto - jnp.sum(images[:, b] * along, axis=-1)[:, None]
+            q = onto / jnp.maximum(length, 1e-300)
+            residual = jnp.sqrt(jnp.maximum(apart / length - q**2, 0))
+            usable = (q > _LEAST) & (q < _MOST) & (length > 1e-6 * jnp.mean(length))
+            scores.append(jnp.where(usable, residual / (q * (1 - q)), jnp.inf))
+    flat = jnp.stack(scores, axis=-1).ravel()
+    best, place = jax.lax.top_k(-flat, count)
+    return -best, place
+
+
+@in_float64
+def screen_pairs(
+    examples: Examples, total: Float64, count: int, *, most: int | None = None
+) -> CertifiedRows:
+    """The `count` rows and pairs of tokens with the lowest scores, in one pass.
+
+    Source: the certification step of phase 2, on two-token supports, which are far more frequent
+    than full ones. Cost: O(n k^3 e) time; memory of a chunk and of `count` rows.
+    Trust: no false positives generically while m (k - 1) <= e and the sum is exact; the scores
+    rank, the linear programme certifies.
+    """
+    k = examples.k
+    pairs = np.array([(a, b) for a in range(k) for b in range(a)])
+    scores, places = np.zeros(0), np.zeros(0, np.int64)
+    for part in walk(examples, most):
+        keep = min(count, part.x.shape[0] * k * len(pairs))
+        found, place = _best_pairs(
+            jnp.asarray(part.x), jnp.asarray(part.y), jnp.asarray(total), keep
+        )
+        scores = np.concatenate([scores, np.asarray(found)])
+        offset = part.start * k * len(pairs)
+        places = np.concatenate([places, np.asarray(place, np.int64) + offset])
+        order = np.argsort(scores, kind="stable")[:count]
+        scores, places = scores[order], places[order]
+    places = places[np.isfinite(scores)]
+    example, rest = np.divmod(places, k * len(pairs))
+    row, which = np.divmod(rest, len(pairs))
+    x, y = gather(examples, example)
+    return fit_pairs(example, row, pairs[which], x, y, total)
+
+
+def fit_pairs(
+    example: NDArray[np.int64],
+    row: NDArray[np.int64],
+    pair: NDArray[np.int64],
+    x: Float64,
+    y: Float64,
+    total: Float64,
+) -> CertifiedRows:
+    """Fit each row's weight on its pair in the l1 norm, the norm of the linear programme.
+
+    The best q in |u - q D|_1 is the median of u / D weighted by |D|.
+    """
+    each = np.arange(len(row))
+    labels, query = y[each, row], x[each, row]
+    first, second = x[each, pair[:, 0]], x[each, pair[:, 1]]
+    along, apart = (first - second) @ total, labels - second @ total
+    safe = np.where(along == 0, 1.0, along)
+    ratio = np.where(along == 0, 0.0, apart / safe)
+    order = np.argsort(ratio, axis=1)
+    mass = np.take_along_axis(np.abs(along), order, axis=1)
+    middle = np.argmax(np.cumsum(mass, axis=1) >= 0.5 * mass.sum(axis=1, keepdims=True), axis=1)
+    q = np.clip(np.take_along_axis(ratio, order, axis=1)[each, middle], 0.0, 1.0)
+    q_inside = np.clip(q, 0.5 * _LEAST, 1 - 0.5 * _LEAST)
+    left = apart - q[:, None] * along
+    score = np.linalg.norm(left, axis=1) / np.linalg.norm(along, axis=1)
+    return CertifiedRows(
+        example=example,
+        row=row,
+        pair=pair,
+        weight=q_inside,
+        residual=np.abs(left).sum(axis=1),
+        score=score / (q_inside * (1 - q_inside)),
+        query=query,
+        difference=first - second,
+        tokens=x,
+        labels=labels,
+    )
+
+
+@dataclass(frozen=True)
+class Certification:
+    """Attention vectors found by the linear programme, and the l1 residuals they leave."""
+
+    attention: Float64  # (c, k)
+    residual: Float64  # (c,)
+
+
+def certify_rows(
+    tokens: Float64, labels: Float64, total: Float64, allowed: NDArray[np.bool_] | None = None
+) -> Certification:
+    """Minimise |y - p^T X W_sum|_1 over probability vectors p: one linear programme a row (HiGHS).
+
+    allowed: (c, k) tokens that may carry weight; all unless given. Rows are solved together as one
+    block-diagonal programme, which costs less than many small ones.
+    """
+    c, k, _ = tokens.shape
+    images = tokens @ total
+    attention, residual = np.zeros((c, k)), np.zeros(c)
+    for start in range(0, c, _PROGRAMMES_AT_ONCE):
+        part = slice(start, min(c, start + _PROGRAMMES_AT_ONCE))
+        upper = np.ones((part.stop - start, k)) if allowed is None else allowed[part].astype(float)
+        attention[part] = _solve_programmes(images[part], labels[part], upper)
+        left = labels[part] - np.einsum("ck,cke->ce", attention[part], images[part])
+        residual[part] = np.abs(left).sum(axis=1)
+    return Certification(attention, residual)
+
+
+def _solve_programmes(images: Float64, labels: Float64, upper: Float64) -> Float64:
+    """Variables of a row: p (k), then t (e) with -t <= y - p^T V <= t; minimise the sum of t."""
+    c, k, e = images.shape
+    size = np.maximum(np.abs(labels).max(axis=1), 1e-300)  # a scale for HiGHS's tolerances
+    images, labels = images / size[:, None, None], labels / size[:, None]
+    eye = sparse.identity(e, format="csr")
+    blocks = []
+    for v in images:
+        side = sparse.csr_matrix(v.T)
+        blocks.append(sparse.bmat([[side, -eye], [-side, -eye]], format="csr"))
+    simplex = sparse.kron(sparse.identity(c), np.concatenate([np.ones(k), np.zeros(e)])[None])
+    bounds = np.zeros((c, k + e, 2))
+    bounds[:, :k, 1], bounds[:, k:, 1] = upper, np.inf
+    solved = linprog(
+        np.tile(np.concatenate([np.zeros(k), np.ones(e)]), c),
+        A_ub=sparse.block_diag(blocks, format="csr"),
+        b_ub=np.stack([labels, -labels], axis=1).ravel(),
+        A_eq=simplex.tocsr(),
+        b_eq=np.ones(c),
+        bounds=bounds.reshape(-1, 2),
+        method="highs",
+        options={"primal_feasibility_tolerance": 1e-9, "dual_feasibility_tolerance": 1e-9},
+    )
+    assert solved.status == 0, solved.message
+    return np.clip(solved.x.reshape(c, k + e)[:, :k], 0.0, 1.0)

@@ -1,0 +1,88 @@
+"""Phase 1: a crude estimate of the sum of the projection matrices."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mhalearn._types import Array, Float
+from mhalearn.attention import in_float64
+from mhalearn.examples import Examples
+from mhalearn.layer import Float64
+from mhalearn.sculpt.certification import screen_pairs
+from mhalearn.sculpt.passes import walk
+
+# Examples on which candidates are compared, and the scales tried for the regression estimate.
+_COMPARED = 100_000
+_SCALES = (0.8, 0.9, 1.0, 1.1, 1.2)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    name: str
+    estimate: Float64
+    score: float  # mean log certification score of its best rows
+
+
+@dataclass(frozen=True)
+class CrudeSum:
+    """The chosen estimate, and all candidates with their scores."""
+
+    estimate: Float64
+    candidates: tuple[Candidate, ...]
+    strength: float  # squared norm of the estimate over the mean squared label: 0 if W_i cancel
+
+    @property
+    def chosen(self) -> Candidate:
+        return min(self.candidates, key=lambda candidate: candidate.score)
+
+
+@jax.jit
+def _moments(
+    x: Array, y: Float[Array, "b k e"]
+) -> tuple[Float[Array, "d e"], Float[Array, "f f"], Float[Array, "f e"]]:
+    tokens = x.astype(y.dtype)
+    summed = tokens.sum(axis=1)
+    others = summed[:, None] - tokens
+    features = jnp.concatenate([others, tokens], axis=-1).reshape(-1, 2 * tokens.shape[2])
+    labels = y.reshape(-1, y.shape[2])
+    return summed.T @ y.sum(axis=1), features.T @ features, features.T @ labels
+
+
+@in_float64
+def estimate_projection_sum(examples: Examples) -> CrudeSum:
+    """Estimate the sum of the projection matrices from input-label correlations.
+
+    Candidates: the correlation of all tokens with all labels, and k times the coefficient of the
+    other tokens' sum when a label is regressed on that sum and its own token, times a scale. The
+    one whose best rows certify best is chosen, so its scale is estimated and not given.
+    Source: phase 1 of Chen & Li. Cost: one pass, O(n k d (d + e)), and a screen of a subset.
+    Trust: proved for uniform +-1 inputs under non-degeneracy up to a bias of the order of the
+    weight on the query token itself; the regression and the choice are heuristics.
+    """
+    n, k, d = examples.n, examples.k, examples.d
+    correlation = np.zeros((d, examples.out_dim))
+    gram, right = np.zeros((2 * d, 2 * d)), np.zeros((2 * d, examples.out_dim))
+    energy = 0.0
+    for part in walk(examples):
+        parts = _moments(jnp.asarray(part.x), jnp.asarray(part.y))
+        correlation += np.asarray(parts[0])
+        gram += np.asarray(parts[1])
+        right += np.asarray(parts[2])
+        energy += float(np.sum(part.y**2))
+    power = np.trace(gram[d:, d:]) / (n * k * d)  # mean squared entry of a token
+    correlation /= n * k * max(power, 1e-300)
+    regression = k * np.linalg.lstsq(gram, right, rcond=None)[0][:d].astype(np.float64)
+    named: list[tuple[str, Float64]] = [("all tokens", correlation)]
+    named += [(f"{scale:g} x other tokens", scale * regression) for scale in _SCALES]
+    candidates = tuple(_scored(examples, name, estimate) for name, estimate in named)
+    best = min(candidates, key=lambda candidate: candidate.score)
+    strength = float(np.sum(best.estimate**2)) * power * n * k / max(energy, 1e-300)
+    return CrudeSum(best.estimate, candidates, strength)
+
+
+def _scored(examples: Examples, name: str, estimate: Float64) -> Candidate:
+    rows = screen_pairs(examples, estimate, examples.d**2, most=_COMPARED)
+    score = float(np.mean(np.log(np.maximum(rows.score, 1e-12)))) if len(rows) else np.inf
+    return Candidate(name, estimate, score)

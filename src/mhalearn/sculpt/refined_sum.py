@@ -1,0 +1,121 @@
+"""Phase 3: where the proxy has a large margin, every head attends to one token, and W_sum shows."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from mhalearn._types import Array, Float, Int
+from mhalearn.attention import in_float64
+from mhalearn.examples import Examples
+from mhalearn.layer import Float64
+from mhalearn.sculpt.passes import gather, walk
+
+_STEPS = 60
+_SHRINK = 0.8
+
+
+@dataclass(frozen=True)
+class MarginRows:
+    """Rows where the proxy puts one token far ahead of the others."""
+
+    token: Float64  # (c, d)
+    label: Float64  # (c, e)
+    margin: Float64  # (c,)
+
+
+@dataclass(frozen=True)
+class RefinedSum:
+    estimate: Float64
+    residual: Float64  # of each margin row
+    inliers: float  # share of rows within a tenth of the typical label
+
+
+@partial(jax.jit, static_argnames=("count",))
+def _largest_margins(
+    x: Array, proxy: Float[Array, "d d"], count: int
+) -> tuple[Float[Array, " count"], Int[Array, " count"], Int[Array, " count"]]:
+    tokens = x.astype(proxy.dtype)
+    scores = jnp.einsum("brd,bjd->brj", tokens @ proxy, tokens)
+    top, place = jax.lax.top_k(scores, 2)
+    margin, row = jax.lax.top_k((top[..., 0] - top[..., 1]).ravel(), count)
+    return margin, row, place[..., 0].ravel()[row]
+
+
+@in_float64
+def large_margin_rows(
+    examples: Examples, proxy: Float64, count: int, *, repeats: int = 4
+) -> MarginRows:
+    """The `count` rows with the largest proxy margin, each token (up to sign) at most `repeats`
+    times: in few dimensions the same token would otherwise crowd out the others.
+
+    Source: phase 3 of Chen & Li. Cost: one pass, O(n k d (d + k)).
+    """
+    k, wanted = examples.k, 8 * count
+    margins = np.zeros(0)
+    places, tops = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for part in walk(examples):
+        keep = min(wanted, part.x.shape[0] * k)
+        margin, row, top = _largest_margins(jnp.asarray(part.x), jnp.asarray(proxy), keep)
+        margins = np.concatenate([margins, np.asarray(margin)])
+        places = np.concatenate([places, np.asarray(row, np.int64) + part.start * k])
+        tops = np.concatenate([tops, np.asarray(top, np.int64)])
+        order = np.argsort(-margins, kind="stable")[:wanted]
+        margins, places, tops = margins[order], places[order], tops[order]
+    example, row = np.divmod(places, k)
+    x, y = gather(examples, example)
+    each = np.arange(len(example))
+    token, label = x[each, tops], y[each, row]
+    chosen = _spread(token, count, repeats)
+    return MarginRows(token[chosen], label[chosen], margins[chosen])
+
+
+def _spread(token: Float64, count: int, repeats: int) -> NDArray[np.int64]:
+    """The first `count` rows in which no token, up to sign, comes more than `repeats` times."""
+    lead = np.sign(token[np.arange(len(token)), np.argmax(token != 0, axis=1)])
+    seen: dict[bytes, int] = {}
+    chosen = []
+    for place, one in enumerate(token * lead[:, None] + 0.0):
+        key = one.tobytes()
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] <= repeats:
+            chosen.append(place)
+        if len(chosen) == count:
+            break
+    return np.array(chosen, np.int64)
+
+
+def refine_projection_sum(rows: MarginRows, current: Float64, *, robust: bool = True) -> RefinedSum:
+    """Regress labels on the token attended to; rows where heads disagree are outliers.
+
+    Robust: least squares reweighted by (residual^2 + delta^2)^-2 while delta shrinks to the 4d-th
+    smallest residual, from the plain and from the current estimate; the lower mean log residual
+    wins. Source: phase 3 of Chen & Li, where plain least squares is proved to suffice for large
+    enough margins; the robust form is what makes moderate margins usable, and is a heuristic.
+    """
+    plain: Float64 = np.linalg.lstsq(rows.token, rows.label, rcond=None)[0].astype(np.float64)
+    estimates = [plain]
+    if robust:
+        estimates = [_reweighted(rows, start) for start in (plain, current)]
+    residuals = [np.linalg.norm(rows.label - rows.token @ w, axis=1) for w in estimates]
+    best = int(np.argmin([np.mean(np.log(left + 1e-300)) for left in residuals]))
+    typical = float(np.median(np.linalg.norm(rows.label, axis=1)))
+    inliers = float(np.mean(residuals[best] < 0.1 * typical))
+    return RefinedSum(estimates[best], residuals[best], inliers)
+
+
+def _reweighted(rows: MarginRows, start: Float64) -> Float64:
+    estimate, rank = start, min(4 * rows.token.shape[1], len(rows.token) - 1)
+    delta = np.inf
+    for _ in range(_STEPS):
+        left = np.linalg.norm(rows.label - rows.token @ estimate, axis=1)
+        smallest = float(np.partition(left, rank)[rank]) + 1e-300
+        delta = max(_SHRINK * min(delta, float(np.median(left))), smallest)
+        weight = ((left / delta) ** 2 + 1) ** -2
+        weighted = rows.token * weight[:, None]
+        normal, right = weighted.T @ rows.token, weighted.T @ rows.label
+        estimate = np.linalg.lstsq(normal, right, rcond=None)[0].astype(np.float64)
+    return estimate
