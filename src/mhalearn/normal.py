@@ -105,7 +105,8 @@ def precondition(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> P
     m, q, d = theta.shape
     k, e = data.labels.shape[-2:]
     enough = max(32, -(-8 * m * d // (k * e)))
-    chunk = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:enough], data)
+    n = data.weight.shape[0] * data.weight.shape[1]
+    chunk = jax.tree.map(lambda leaf: leaf.reshape(n, *leaf.shape[2:])[:enough], data)
     keys = covariance_products(attend(theta, chunk), stacked_heads(fit.w, m, d), chunk)
     flat = keys.reshape(-1, m * d, e).transpose(0, 2, 1).reshape(-1, m * d)
     share = jnp.sum(data.weight) / jnp.maximum(jnp.sum(chunk.weight), 1.0)
