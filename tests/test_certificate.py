@@ -115,7 +115,7 @@ def test_errors_below_the_threshold_do_not_exceed_it():
 
 def test_the_tail_bound_covers_as_often_as_it_says():
     rng = np.random.default_rng(11)
-    share, delta, runs = 0.12, 0.2, 150
+    share, delta, runs = 0.12, 0.2, 100
     bounds = np.array(
         [
             certify(TRUTH, X, with_exceedances(rng.random(60) < share), delta).tail_bound

@@ -383,7 +383,7 @@ def noise_that_grows_with_the_input(g):
     [gaussian_noise, heavy_tailed_noise, noise_of_unequal_columns, noise_that_grows_with_the_input],
 )
 def test_noise_does_not_look_like_structure(noise):
-    runs = 40
+    runs = 25
     excess = np.array(
         [
             dependence_on_inputs(ZERO, Examples(X[:60], noise(rng(seed))), seed)
