@@ -538,9 +538,7 @@ def methods(quick: bool) -> dict[str, dict[str, Method]]:
 def speed(ledger: Ledger, quick: bool) -> None:
     cases = [ratio_ten(2, 8, 8)] if quick else [ratio_ten(2, 8, 8), ratio_ten(4, 8, 8)]
     for case in cases:
-        compare_speed(
-            ledger, case, range(3000, 3001 if quick else 3005), 5, quick
-        )
+        compare_speed(ledger, case, range(3000, 3001 if quick else 3005), 5, quick)
 
 
 class Standing(NamedTuple):
