@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, Float64
@@ -186,7 +187,9 @@ def search_phase(
         make_problem(chosen.subset(part), n_heads, bias=False, causal=False)
         for part in (slice(0, sizes[0]), slice(0, sizes[1]), slice(sizes[1], None))
     )
-    net = search_net(shape, coarse, fine, rest, trace, seed=seed)
+    # LAPACK's threads would fight XLA's for the same cores.
+    with threadpool_limits(1, user_api="blas"):
+        net = search_net(shape, coarse, fine, rest, trace, seed=seed)
     agree = int(np.sum(net.candidates < 1.5 * net.candidates[0]))
     trace.emit(
         "phase 6: net",
