@@ -1,8 +1,8 @@
 """Ridge continuation: descend while a penalty on Theta and W is annealed away.
 
 The penalised objective is a maximum a posteriori estimate whose assumed noise, g times the label
-variance, shrinks: early on only what many examples agree on moves the parameters. This is what
-moves the frontier from two or three times the counting limit to about 1.25 times.
+variance, shrinks: early on only what many examples agree on moves the parameters, which helps most
+where examples are few.
 """
 
 from collections.abc import Callable
