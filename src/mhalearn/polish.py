@@ -76,10 +76,12 @@ def descend(
 
     Cost: some tens of forward passes a start. Memory: O(n k m (k + d + e)) a start.
     """
-    return _step(state, problem.data, problem.energy, ridge, span, head_dim)
+    # Side by side, twelve starts were seen to hang in XLA's CPU thread pool, and fewer gain nothing.
+    one_by_one = jax.default_backend() == "cpu"
+    return _step(state, problem.data, problem.energy, ridge, span, head_dim, one_by_one)
 
 
-@partial(jax.jit, static_argnames=("head_dim",))
+@partial(jax.jit, static_argnames=("head_dim", "one_by_one"))
 def _step(
     state: State,
     data: Chunk,
@@ -87,6 +89,7 @@ def _step(
     ridge: Ridge,
     span: Float[Array, "s q d"] | None,
     head_dim: int | None,
+    one_by_one: bool,
 ) -> State:
     def step_one(state: State) -> State:
         theta = state.theta
@@ -121,7 +124,7 @@ def _step(
             idle=jnp.where(after < 0.999 * before, 0.0, state.idle + 1),
         )
 
-    return jax.vmap(step_one)(state)
+    return jax.lax.map(step_one, state) if one_by_one else jax.vmap(step_one)(state)
 
 
 def settled(state: State) -> NDArray[np.bool_]:

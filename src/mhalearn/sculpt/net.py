@@ -16,8 +16,7 @@ from mhalearn.problem import Problem
 from mhalearn.sculpt.shape import BodyShape
 
 _MOST_STEPS = 40
-# Twelve side by side were seen to hang in XLA's CPU thread pool (three heads, d = 16, two cores).
-_STARTS = 6
+_STARTS = 12
 
 
 @dataclass(frozen=True)
