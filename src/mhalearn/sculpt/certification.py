@@ -6,7 +6,6 @@ screen over pairs of tokens, and certified by a linear programme over the simple
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +14,11 @@ import scipy.sparse as sparse
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from mhalearn._types import Array, Float, Int
+from mhalearn._types import Array, Float
 from mhalearn.attention import in_float64
 from mhalearn.examples import Examples
 from mhalearn.layer import Float64
-from mhalearn.sculpt.passes import gather, walk
+from mhalearn.sculpt.passes import Lowest, Watcher, walk
 
 # The weight on the first token of a pair must lie in this range: outside, its log-odds are noise.
 _LEAST, _MOST = 0.1, 0.9
@@ -56,36 +55,38 @@ class CertifiedRows:
         return CertifiedRows(**{name: getattr(self, name)[chosen] for name in fields})
 
 
-@partial(jax.jit, static_argnames=("count",))
-def _best_pairs(
-    x: Array, y: Float[Array, "b k e"], total: Float[Array, "d e"], count: int
-) -> tuple[Float[Array, " count"], Int[Array, " count"]]:
-    """Scores and flat indices (example, row, pair) of the best rows of a chunk."""
+@jax.jit
+def _pair_scores(
+    x: Array, y: Float[Array, "b k e"], total: Float[Array, "d e"]
+) -> Float[Array, "b k pairs"]:
+    """The score of every row and pair of tokens; infinite where the pair's weight is extreme."""
     k = x.shape[1]
     images = x.astype(total.dtype) @ total
-    label_norms = jnp.sum(y**2, axis=-1)
+    # All distances a pair needs, from inner products alone.
+    onto = jnp.einsum("bre,bje->brj", y, images)
+    inner = jnp.einsum("bie,bje->bij", images, images)[:, None]
+    norms = jnp.sum(y**2, axis=-1)
     scores = []
     for a in range(k):
         for b in range(a):
-            along = images[:, a] - images[:, b]
-            length = jnp.sum(along**2, axis=-1)[:, None]
-            # |y - image_b|^2 and <y - image_b, along> without forming y - image_b.
-            base = jnp.einsum("bre,be->br", y, images[:, b])
-            apart = label_norms - 2 * base + jnp.sum(images[:, b] ** 2, axis=-1)[:, None]
-            onto = jnp.einsum("bre,be->br", y, along)
-            onto = onto - jnp.sum(images[:, b] * along, axis=-1)[:, None]
-            q = onto / jnp.maximum(length, 1e-300)
+            length = inner[..., a, a] - 2 * inner[..., a, b] + inner[..., b, b]
+            apart = norms - 2 * onto[..., b] + inner[..., b, b]
+            along = onto[..., a] - onto[..., b] - inner[..., a, b] + inner[..., b, b]
+            q = along / jnp.maximum(length, 1e-300)
             residual = jnp.sqrt(jnp.maximum(apart / length - q**2, 0))
             usable = (q > _LEAST) & (q < _MOST) & (length > 1e-6 * jnp.mean(length))
             scores.append(jnp.where(usable, residual / (q * (1 - q)), jnp.inf))
-    flat = jnp.stack(scores, axis=-1).ravel()
-    best, place = jax.lax.top_k(-flat, count)
-    return -best, place
+    return jnp.stack(scores, axis=-1)
 
 
 @in_float64
 def screen_pairs(
-    examples: Examples, total: Float64, count: int, *, most: int | None = None
+    examples: Examples,
+    total: Float64,
+    count: int,
+    *,
+    most: int | None = None,
+    watch: Watcher | None = None,
 ) -> CertifiedRows:
     """The `count` rows and pairs of tokens with the lowest scores, in one pass.
 
@@ -96,22 +97,13 @@ def screen_pairs(
     """
     k = examples.k
     pairs = np.array([(a, b) for a in range(k) for b in range(a)])
-    scores, places = np.zeros(0), np.zeros(0, np.int64)
-    for part in walk(examples, most):
-        keep = min(count, part.x.shape[0] * k * len(pairs))
-        found, place = _best_pairs(
-            jnp.asarray(part.x), jnp.asarray(part.y), jnp.asarray(total), keep
-        )
-        scores = np.concatenate([scores, np.asarray(found)])
-        offset = part.start * k * len(pairs)
-        places = np.concatenate([places, np.asarray(place, np.int64) + offset])
-        order = np.argsort(scores, kind="stable")[:count]
-        scores, places = scores[order], places[order]
-    places = places[np.isfinite(scores)]
-    example, rest = np.divmod(places, k * len(pairs))
+    lowest = Lowest(count)
+    for part in walk(examples, most, watch):
+        scores = _pair_scores(jnp.asarray(part.x), jnp.asarray(part.y), jnp.asarray(total))
+        lowest.offer(np.asarray(scores), part)
+    example, rest = np.divmod(lowest.places, k * len(pairs))
     row, which = np.divmod(rest, len(pairs))
-    x, y = gather(examples, example)
-    return fit_pairs(example, row, pairs[which], x, y, total)
+    return fit_pairs(example, row, pairs[which], lowest.x, lowest.y, total)
 
 
 def fit_pairs(

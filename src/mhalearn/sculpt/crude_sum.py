@@ -11,7 +11,7 @@ from mhalearn.attention import in_float64
 from mhalearn.examples import Examples
 from mhalearn.layer import Float64
 from mhalearn.sculpt.certification import screen_pairs
-from mhalearn.sculpt.passes import walk
+from mhalearn.sculpt.passes import Watcher, walk
 
 # Examples on which candidates are compared, and the scales tried for the regression estimate.
 _COMPARED = 100_000
@@ -51,7 +51,7 @@ def _moments(
 
 
 @in_float64
-def estimate_projection_sum(examples: Examples) -> CrudeSum:
+def estimate_projection_sum(examples: Examples, *, watch: Watcher | None = None) -> CrudeSum:
     """Estimate the sum of the projection matrices from input-label correlations.
 
     Candidates: the correlation of all tokens with all labels, and k times the coefficient of the
@@ -65,7 +65,7 @@ def estimate_projection_sum(examples: Examples) -> CrudeSum:
     correlation = np.zeros((d, examples.out_dim))
     gram, right = np.zeros((2 * d, 2 * d)), np.zeros((2 * d, examples.out_dim))
     energy = 0.0
-    for part in walk(examples):
+    for part in walk(examples, watch=watch):
         parts = _moments(jnp.asarray(part.x), jnp.asarray(part.y))
         correlation += np.asarray(parts[0])
         gram += np.asarray(parts[1])

@@ -1,6 +1,6 @@
 """Walking over examples that need not fit into memory, in chunks of one shape."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,13 @@ class Part(NamedTuple):
     y: NDArray[np.float64]
 
 
-def walk(examples: Examples, most: int | None = None) -> Iterator[Part]:
+# Told the number of examples seen and to be seen; may raise to end a pass.
+Watcher = Callable[[int, int], None]
+
+
+def walk(
+    examples: Examples, most: int | None = None, watch: Watcher | None = None
+) -> Iterator[Part]:
     """All examples in order, or the first `most`, padded to chunks of one shape."""
     n = examples.n if most is None else min(most, examples.n)
     size = min(n, max(1, _ROWS // examples.k))
@@ -30,14 +36,35 @@ def walk(examples: Examples, most: int | None = None) -> Iterator[Part]:
         padding = ((0, size - count), (0, 0), (0, 0))
         yield Part(start, np.pad(x[:count], padding), np.pad(y[:count].astype(np.float64), padding))
         start += count
+        if watch is not None:
+            watch(start, n)
         if start >= n:
             return
 
 
-def gather(
-    examples: Examples, wanted: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """X and Y of chosen examples, in the order asked for, in one pass."""
-    unique, place = np.unique(wanted, return_inverse=True)
-    x, y, _ = examples.subset(unique).arrays()
-    return x[place].astype(np.float64), y[place].astype(np.float64)
+class Lowest:
+    """The `count` lowest numbers of a pass, where they were, and the examples they belong to."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.values = np.zeros(0)
+        self.places = np.zeros(0, np.int64)  # counted through all numbers of the pass
+        self.x = self.y = np.zeros((0, 0, 0))
+
+    def offer(self, values: NDArray[np.float64], part: Part) -> None:
+        """Take what is low enough; every example of the part has as many numbers."""
+        flat, each = values.ravel(), values[0].size
+        bar = self.values[-1] if len(self.values) == self._count else np.inf
+        here = np.flatnonzero(flat < bar)
+        if len(here) > self._count:
+            here = np.sort(here[np.argpartition(flat[here], self._count - 1)[: self._count]])
+        if len(here) == 0:
+            return
+        x, y = part.x[here // each].astype(np.float64), part.y[here // each]
+        if len(self.values):
+            x, y = np.concatenate([self.x, x]), np.concatenate([self.y, y])
+        found = np.concatenate([self.values, flat[here]])
+        places = np.concatenate([self.places, here + part.start * each])
+        order = np.argsort(found, kind="stable")[: self._count]
+        self.values, self.places = found[order], places[order]
+        self.x, self.y = x[order], y[order]

@@ -1,7 +1,6 @@
 """Phase 3: where the proxy has a large margin, every head attends to one token, and W_sum shows."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from mhalearn._types import Array, Float, Int
 from mhalearn.attention import in_float64
 from mhalearn.examples import Examples
 from mhalearn.layer import Float64
-from mhalearn.sculpt.passes import gather, walk
+from mhalearn.sculpt.passes import Lowest, Watcher, walk
 
 _STEPS = 60
 _SHRINK = 0.8
@@ -34,41 +33,38 @@ class RefinedSum:
     inliers: float  # share of rows within a tenth of the typical label
 
 
-@partial(jax.jit, static_argnames=("count",))
-def _largest_margins(
-    x: Array, proxy: Float[Array, "d d"], count: int
-) -> tuple[Float[Array, " count"], Int[Array, " count"], Int[Array, " count"]]:
+@jax.jit
+def _margins(x: Array, proxy: Float[Array, "d d"]) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
+    """By how much each row's first token is ahead of its second, and which token is first."""
     tokens = x.astype(proxy.dtype)
     scores = jnp.einsum("brd,bjd->brj", tokens @ proxy, tokens)
-    top, place = jax.lax.top_k(scores, 2)
-    margin, row = jax.lax.top_k((top[..., 0] - top[..., 1]).ravel(), count)
-    return margin, row, place[..., 0].ravel()[row]
+    first = jnp.argmax(scores, axis=-1)
+    others = jnp.where(jax.nn.one_hot(first, x.shape[1], dtype=bool), -jnp.inf, scores)
+    return jnp.max(scores, axis=-1) - jnp.max(others, axis=-1), first
 
 
 @in_float64
 def large_margin_rows(
-    examples: Examples, proxy: Float64, count: int, *, repeats: int = 4
+    examples: Examples,
+    proxy: Float64,
+    count: int,
+    *,
+    repeats: int = 4,
+    watch: Watcher | None = None,
 ) -> MarginRows:
     """The `count` rows with the largest proxy margin, each token (up to sign) at most `repeats`
     times: in few dimensions the same token would otherwise crowd out the others.
 
     Source: phase 3 of Chen & Li. Cost: one pass, O(n k d (d + k)).
     """
-    k, wanted = examples.k, 8 * count
-    margins = np.zeros(0)
-    places, tops = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    for part in walk(examples):
-        keep = min(wanted, part.x.shape[0] * k)
-        margin, row, top = _largest_margins(jnp.asarray(part.x), jnp.asarray(proxy), keep)
-        margins = np.concatenate([margins, np.asarray(margin)])
-        places = np.concatenate([places, np.asarray(row, np.int64) + part.start * k])
-        tops = np.concatenate([tops, np.asarray(top, np.int64)])
-        order = np.argsort(-margins, kind="stable")[:wanted]
-        margins, places, tops = margins[order], places[order], tops[order]
-    example, row = np.divmod(places, k)
-    x, y = gather(examples, example)
-    each = np.arange(len(example))
-    token, label = x[each, tops], y[each, row]
+    k, largest = examples.k, Lowest(8 * count)
+    for part in walk(examples, watch=watch):
+        margins, _ = _margins(jnp.asarray(part.x), jnp.asarray(proxy))
+        largest.offer(-np.asarray(margins), part)
+    x, y, row = largest.x, largest.y, largest.places % k
+    each = np.arange(len(row))
+    first = np.asarray(_margins(jnp.asarray(x), jnp.asarray(proxy))[1])[each, row]
+    token, label, margins = x[each, first], y[each, row], -largest.values
     chosen = _spread(token, count, repeats)
     return MarginRows(token[chosen], label[chosen], margins[chosen])
 
