@@ -62,7 +62,7 @@ def test_the_screen_finds_the_best_pairs_of_a_naive_loop(truth, examples):
         along = (x[n, a].astype(float) - x[n, b]) @ total
         apart = y[n, r] - x[n, b] @ total
         q = apart @ along / (along @ along) if along @ along > 0 else 0.0
-        if 0.1 < q < 0.9:
+        if 0.1 < q < 0.9 and len(np.unique(x[n], axis=0)) == K:
             left = np.linalg.norm(apart - q * along) / np.linalg.norm(along)
             scores.append((left / (q * (1 - q)), n, r, a, b))
     expected = {tuple(found[1:]) for found in sorted(scores)[:20]}
@@ -81,6 +81,15 @@ def test_screen_and_programme_agree_on_the_pair_and_the_programme_is_never_worse
     whole = certify_rows(rows.tokens, rows.labels, total)
     assert np.all(whole.residual <= face.residual + 1e-9)
     assert np.allclose(whole.attention.sum(axis=1), 1.0)
+
+
+def test_equal_tokens_certify_nothing(truth):
+    """They share their weight: the label shows log(p_a / (p_b + p_c)), which no head has."""
+    tokens = mha.sample_inputs("boolean", 500, K, D, seed=5)
+    tokens[:, 2] = tokens[:, 1]
+    one = truth.replace(theta=truth.theta[:1], w=truth.w[:1])
+    found = screen_pairs(mha.Examples(tokens, one(tokens)), one.w[0], 100)
+    assert len(found) == 0
 
 
 def test_certified_rows_are_rows_on_which_the_heads_agree(truth, rows):
@@ -124,7 +133,7 @@ def test_shape_and_queries_find_the_span_of_the_heads(truth, rows):
     assert span_angle(shape.span, exact.span) < 0.1
     assert relative(shape.proxy, exact.proxy) < 0.1
     assert shape.guess_heads(5)[0] == HEADS
-    body = sculpt_body(rows.select(slice(0, 3 * D * D)), box=5.0)
+    body = sculpt_body(rows.select(slice(0, 2 * D * D)), shape.proxy)
     assert span_angle(span_by_queries(body, HEADS), shape.span) < 0.15
 
 
@@ -171,6 +180,27 @@ def test_estimator_recovers_after_polish_and_counts_heads(truth, examples):
     stages = [event.stage for event in model.trace_]
     assert next(s for s in stages if s.startswith("phase")) == "phase 1: crude sum"
     assert "theory" in stages
+
+
+def test_one_head_is_counted_as_one_and_learned():
+    truth = mha.random_layer(n_heads=1, d=D, scale=4.0, seed=3)
+    examples = mha.Examples.from_callable(truth, "boolean", n=N // 2, k=K, d=D, seed=4)
+    phases = run_phases(examples, "auto", 0, Trace())
+    assert phases.net.layer.n_heads == 1
+    assert phases.net.error < 1e-8
+
+
+def test_time_limit_ends_a_pass(examples):
+    settings = {"n_heads": HEADS, "bias": False, "causal": False, "head_dim": None, "seed": 0}
+    solution = learn(examples, trace=Trace(max_seconds=1e-3), **settings)
+    assert solution.outcome is Outcome.TIME_LIMIT
+    assert "phase 1" in solution.reason
+
+
+def test_passes_tell_their_progress(examples):
+    seen = []
+    screen_pairs(examples, np.eye(D), 10, watch=lambda done, of: seen.append((done, of)))
+    assert seen[-1] == (N, N)
 
 
 @pytest.mark.parametrize(

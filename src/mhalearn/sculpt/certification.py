@@ -30,13 +30,16 @@ class CertifiedRows:
     """Rows whose label lies, nearly, between two tokens' images under the sum of projections.
 
     score: residual over distance of the two images, over q (1 - q): the error of the log-odds.
+    attention and residual: over the pair as the screen finds them, over the whole simplex once the
+    linear programme has certified the rows.
     """
 
     example: NDArray[np.int64]
     row: NDArray[np.int64]
     pair: NDArray[np.int64]  # (c, 2)
     weight: Float64  # q, on the first token of the pair
-    residual: Float64  # l1 norm of the label's distance to the segment
+    attention: Float64  # (c, k)
+    residual: Float64  # l1 norm of what the attention leaves of the label
     score: Float64
     query: Float64  # (c, d), x_r
     difference: Float64  # (c, d), x_a - x_b
@@ -61,7 +64,13 @@ def _pair_scores(
 ) -> Float[Array, "b k pairs"]:
     """The score of every row and pair of tokens; infinite where the pair's weight is extreme."""
     k = x.shape[1]
-    images = x.astype(total.dtype) @ total
+    tokens = x.astype(total.dtype)
+    # Equal tokens share their weight in a label, and the log-odds of a pair would be wrong.
+    alike = jnp.einsum("bid,bjd->bij", tokens, tokens)
+    lengths = jnp.diagonal(alike, axis1=1, axis2=2)
+    apart_by = lengths[:, :, None] + lengths[:, None, :] - 2 * alike + jnp.eye(k)
+    distinct = jnp.all(apart_by > 1e-9 * (1 + lengths[:, :, None]), axis=(1, 2))[:, None]
+    images = tokens @ total
     # All distances a pair needs, from inner products alone.
     onto = jnp.einsum("bre,bje->brj", y, images)
     inner = jnp.einsum("bie,bje->bij", images, images)[:, None]
@@ -74,7 +83,7 @@ def _pair_scores(
             along = onto[..., a] - onto[..., b] - inner[..., a, b] + inner[..., b, b]
             q = along / jnp.maximum(length, 1e-300)
             residual = jnp.sqrt(jnp.maximum(apart / length - q**2, 0))
-            usable = (q > _LEAST) & (q < _MOST) & (length > 1e-6 * jnp.mean(length))
+            usable = (q > _LEAST) & (q < _MOST) & distinct
             scores.append(jnp.where(usable, residual / (q * (1 - q)), jnp.inf))
     return jnp.stack(scores, axis=-1)
 
@@ -129,6 +138,8 @@ def fit_pairs(
     middle = np.argmax(np.cumsum(mass, axis=1) >= 0.5 * mass.sum(axis=1, keepdims=True), axis=1)
     q = np.clip(np.take_along_axis(ratio, order, axis=1)[each, middle], 0.0, 1.0)
     q_inside = np.clip(q, 0.5 * _LEAST, 1 - 0.5 * _LEAST)
+    attention = np.zeros(x.shape[:2])
+    attention[each, pair[:, 0]], attention[each, pair[:, 1]] = q, 1 - q
     left = apart - q[:, None] * along
     score = np.linalg.norm(left, axis=1) / np.linalg.norm(along, axis=1)
     return CertifiedRows(
@@ -136,6 +147,7 @@ def fit_pairs(
         row=row,
         pair=pair,
         weight=q_inside,
+        attention=attention,
         residual=np.abs(left).sum(axis=1),
         score=score / (q_inside * (1 - q_inside)),
         query=query,

@@ -58,8 +58,6 @@ class Lowest:
         here = np.flatnonzero(flat < bar)
         if len(here) > self._count:
             here = np.sort(here[np.argpartition(flat[here], self._count - 1)[: self._count]])
-        if len(here) == 0:
-            return
         x, y = part.x[here // each].astype(np.float64), part.y[here // each]
         if len(self.values):
             x, y = np.concatenate([self.x, x]), np.concatenate([self.y, y])
