@@ -1,5 +1,6 @@
 """The report: one file that stands alone, says what is certain, and escapes what it is given."""
 
+import json
 import math
 import re
 from html.parser import HTMLParser
@@ -9,9 +10,17 @@ import numpy as np
 import pytest
 
 import mhalearn as mha
-from mhalearn.outcome import Event, Outcome, Solution
+from mhalearn.outcome import Event, Outcome, Solution, Trace
 from mhalearn.report import figures
 from mhalearn.report.page import number, render
+from mhalearn.report.phases import describe_phases
+from mhalearn.sculpt import telling
+from mhalearn.sculpt.body import sculpt_body
+from mhalearn.sculpt.certification import fit_pairs
+from mhalearn.sculpt.crude_sum import Candidate, CrudeSum
+from mhalearn.sculpt.net import NetResult
+from mhalearn.sculpt.refined_sum import MarginRows, RefinedSum
+from mhalearn.sculpt.shape import BodyShape
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "area", "base", "col", "embed", "source", "wbr"}
 
@@ -213,6 +222,97 @@ def test_thinning_keeps_the_largest_entry_of_each_block():
     assert small.min() == -5.0
     assert small.max() == 3.0
     assert np.count_nonzero(small) == 2
+
+
+def tell_all_phases(d=6, k=3, count=200):
+    """The events of a run of the phases, told from made-up results; no phase really runs."""
+    rng, trace = np.random.default_rng(0), Trace()
+    truth = mha.random_layer(n_heads=2, d=d, seed=3)
+    examples = mha.Examples.from_callable(truth, "gaussian", n=count, k=k, d=d)
+    x, y, _ = examples.arrays()
+    total, which = truth.w.sum(axis=0), np.arange(count)
+    pair = np.tile([1, 0], (count, 1))
+    rows = fit_pairs(which, which % k, pair, x.astype(float), y, total)
+    shape = BodyShape(truth.theta[0], truth.theta[1:], np.array([1e-4, 0.01, *[0.1] * (d * d - 2)]))
+    margins = MarginRows(x[:, 0].astype(float), y[:, 0], rng.uniform(2, 9, count))
+    refined = RefinedSum(total, np.geomspace(1e-6, 1, count), 0.75)
+    candidates = (Candidate("all tokens", total, -2.0), Candidate("none", total, math.inf))
+    telling.tell_theory(examples, 2, trace)
+    telling.tell_crude(CrudeSum(total, candidates, 1.5), trace)
+    for round_ in range(3):
+        if round_:
+            telling.tell_sum(margins, refined, round_, trace)
+        trace.emit(telling.certification_stage(round_), 100, of=200)
+        telling.tell_rows(rows, rows.select(rows.score < 1), round_, examples, trace)
+        telling.tell_shape(shape, round_, trace)
+    telling.tell_span(shape, sculpt_body(rows, shape.proxy), 0.01, trace)
+    trace.emit("phase 6: net", 3, 0.5)
+    telling.tell_net(NetResult(truth, 1e-4, np.array([2e-4, 2e-4, 0.1, math.inf])), trace)
+    return trace.events
+
+
+def test_the_phases_are_told_in_the_papers_numbering_and_drawn():
+    trace = tell_all_phases()
+    results = [event for event in trace if event.data and "of" not in event.data]
+    json.dumps([event.data for event in results], allow_nan=False)
+    assert all(len(v) <= 64 for e in results for v in e.data.values() if isinstance(v, list))
+    stages = [event.stage for event in results]
+    assert stages.count("phase 2: certification") == stages.count("phase 2: body") == 1
+    assert stages.count("phase 4: certification") == stages.count("phase 4: tighter body") == 2
+    assert [e.data["round"] for e in results if e.stage == "phase 3: refined sum"] == [1, 2]
+
+    section = describe_phases(trace)
+    assert [phase.number for phase in section.phases] == [1, 2, 3, 4, 5, 6]
+    assert [len(phase.figures) for phase in section.phases] == [0, 0, 1, 2, 0, 1]
+    assert [len(phase.columns) for phase in section.phases] == [0, 0, 2, 2, 0, 0]
+    assert all(len(v) == len(p.columns or [1]) for p in section.phases for _, v in p.rows)
+    rows = dict(section.phases[3].rows)
+    assert rows["Gap in the widths there"] == ["10", "10"]  # eigenvalues a hundredfold apart
+    assert dict(section.phases[2].rows)["Inliers"] == ["75 %", "75 %"]
+    assert dict(section.phases[5].rows)["Starts that agree with the best"] == ["2"]
+
+    solution, truth = learned()
+    text = render(Solution(solution.layer, Outcome.FITTED, trace), truth)
+    page = Page(text)
+    assert "The paper's phases" in page.text
+    assert "(kd)m = 324" in page.text  # (3 x 6)^2
+    assert len(page.ids) == len(set(page.ids))
+    assert text.count("<svg ") == text.count('role="img"') == 2 * 2 * 4 + 2 + 2 * 4
+    assert len(text) < 2_000_000
+
+
+def test_a_breakdown_names_the_phase_and_the_number():
+    trace = tell_all_phases()[:2]
+    told = Trace()
+    telling.tell_breakdown("phase 2: certification", "73 rows certify", {"needed": 72}, told)
+    section = describe_phases([*trace, *told.events])
+    assert [phase.breakdown for phase in section.phases] == ["", "73 rows certify"]
+    layer = mha.random_layer(n_heads=1, d=2, seed=0)
+    said = Page(render(Solution(layer, Outcome.STUCK, [*trace, *told.events]))).text
+    assert "Phase 2 broke down. 73 rows certify. No later phase ran." in said
+    assert "Rows needed72" in said
+
+
+def test_no_section_where_no_phase_ran():
+    solution, _ = learned()
+    assert describe_phases(solution.trace) is None
+    assert "The paper's phases" not in render(solution)
+    progress = [Event("phase 1: crude sum", 10, math.nan, 0.1, "", {"of": 20})]
+    steps = [Event("phase 6: net", i, 0.1, 0.2) for i in range(3)]
+    assert describe_phases([*progress, *steps]) is None
+
+
+def test_phases_with_numbers_missing_or_beyond_floats_are_still_told():
+    orders = {"heads": 6, "tokens": 8, "d": 16, "log10_examples": 12.6, "log10_time": 454.2}
+    trace = [
+        Event("theory", 0, math.nan, 0.0, "", orders | {"examples": 1000}),
+        Event("phase 2: body", 0, math.nan, 0.1, "", {"eigenvalues": [0.0, 1.0], "heads": 2}),
+        Event("phase 6: net", 0, 0.0, 0.2, "", {"candidates": []}),
+    ]
+    section = describe_phases(trace)
+    assert section.theory["time"] == "10⁴⁵⁴"
+    assert [len(phase.figures) for phase in section.phases] == [1, 0]
+    Page(render(Solution(mha.random_layer(n_heads=1, d=2), Outcome.STUCK, trace)))
 
 
 @pytest.mark.parametrize(

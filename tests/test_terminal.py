@@ -2,12 +2,13 @@
 
 import math
 import os
+import re
 import time
 
 import pytest
 
 from mhalearn.outcome import Event
-from mhalearn.terminal import Progress, clock
+from mhalearn.terminal import Progress, clock, is_phase_result
 
 
 @pytest.fixture
@@ -45,6 +46,81 @@ def test_the_line_follows_the_events(terminal):
     for part in ("newton", "step 7", "residual 2.0e-05", "start 3 of 8"):
         assert part in seen
     assert "\x1b[2K" in seen + arrived()  # the line is erased at the end
+
+
+def watch(terminal, events):
+    """What a terminal has received once a run with these events is over."""
+    stream, arrived = terminal
+    with Progress(stream=stream) as line:
+        for event in events:
+            line.on_event(event)
+        shown = line.line().plain
+    seen = ""
+    for _ in range(100):
+        seen += arrived()
+        if "\x1b[?25h" in seen:  # the cursor is back: all was written
+            break
+        time.sleep(0.02)
+    return seen, shown
+
+
+def result(phase, detail, **data):
+    return Event(phase, 0, math.nan, 2.0, detail, {"round": 0} | data)
+
+
+def test_each_finished_phase_leaves_a_line_and_the_live_line_goes_on(terminal):
+    events = [
+        Event("theory", 0, math.nan, 0.1, "orders", {"heads": 2}),
+        Event("phase 1: crude sum", 500, math.nan, 1.0, "", {"of": 2000}),
+        result("phase 1: crude sum", "all tokens"),
+        result("phase 2: certification", "461 rows"),
+        Event("phase 6: net", 3, 0.25, 4.0),
+    ]
+    seen, shown = watch(terminal, events)
+    assert shown.startswith("phase 6: net  step 3  residual 5.0e-01")
+    # What stays of a line comes after its last erasure.
+    lines = [line.split("\x1b[2K")[-1] for line in seen.split("\n")]
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line) for line in lines]
+    kept = [line for line in lines if "2.0 s" in line]
+    assert [line.split("  ")[0] for line in kept] == [
+        "phase 1: crude sum",
+        "phase 2: certification",
+    ]
+    assert "all tokens" in kept[0]
+    _, shown = watch(terminal, events[:-1])
+    assert shown.startswith("after phase 2: certification  2.")
+
+
+def test_a_phase_that_broke_down_says_so(terminal):
+    broken = result("phase 2: certification", "73 rows certify", broke_down=True)
+    seen, _ = watch(terminal, [broken])
+    assert "broke down:" in seen
+    assert "73 rows certify" in seen
+
+
+def test_other_learners_and_progress_leave_no_line(terminal):
+    events = [
+        Event("newton", 7, 4e-10, 1.5, "start 3 of 8", {"heads": 3}),
+        Event("phase 1: crude sum", 500, math.nan, 1.5, "a pass", {"of": 2000}),
+    ]
+    seen, shown = watch(terminal, events)
+    assert not any(is_phase_result(event) for event in events)
+    assert shown.startswith("phase 1: crude sum  25%")
+    assert seen.count("\n") <= 1  # what the live line itself needs
+    assert "step 500" not in shown
+
+
+@pytest.mark.parametrize("total", [0, None, -1])
+def test_a_total_that_says_nothing_gives_the_step(total, file):
+    line = Progress(stream=file)
+    line.on_event(Event("phase 1: crude sum", 5, math.nan, 0.0, "", {"of": total}))
+    assert "step 5" in line.line().plain
+
+
+def test_no_phase_lines_when_not_a_terminal(file):
+    with Progress(stream=file) as line:
+        line.on_event(result("phase 1: crude sum", "all tokens"))
+    assert file.tell() == 0
 
 
 @pytest.fixture

@@ -1,8 +1,12 @@
-"""The live line: stage, step, residual and time on standard error, only where somebody watches."""
+"""The live line: stage, step, residual and time on standard error, only where somebody watches.
+
+The paper's phases leave a line each, which stays; other learners have the live line alone.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from types import TracebackType
@@ -16,7 +20,7 @@ from mhalearn.outcome import Event
 
 
 class Progress:
-    """One line that follows a run and disappears when it ends.
+    """One line that follows a run and disappears when it ends; finished phases stay above it.
 
         with Progress() as progress:
             AttentionRegressor(3, on_event=progress.on_event).fit(examples)
@@ -60,25 +64,60 @@ class Progress:
             self._live.stop()
 
     def on_event(self, event: Event) -> None:
-        """Show an event from the next redraw on."""
+        """Show an event from the next redraw on; the result of a phase at once, and for good."""
         self._event, self._told = event, time.monotonic()
+        if self._live is not None and self._live.is_started and is_phase_result(event):
+            self._live.console.print(finished(event))
+            self._live.refresh()
 
     def line(self) -> Text:
         """The line as it stands now."""
         event, now = self._event, time.monotonic()
         if event is None:
             parts = [("starting", "bold"), (clock(now - self._began), "")]
+        elif is_phase_result(event):
+            # What it found stands above; the next phase has not told anything yet.
+            parts = [
+                (f"after {event.stage}", "bold"),
+                (clock(event.seconds + now - self._told), ""),
+            ]
         else:
-            parts = [(event.stage, "bold"), (f"step {event.step}", "")]
+            parts = [(event.stage, "bold"), (_how_far(event), "")]
             if math.isfinite(event.loss) and event.loss >= 0:
                 parts.append((f"residual {math.sqrt(event.loss):.1e}", "cyan"))
             parts.append((clock(event.seconds + now - self._told), ""))
             if event.detail:
                 parts.append((event.detail, "dim"))
-        text = Text(no_wrap=True, overflow="ellipsis")
-        for index, (part, style) in enumerate(parts):
-            text.append("  " if index else "").append(part, style)
-        return text
+        return _one_line(parts)
+
+
+def is_phase_result(event: Event) -> bool:
+    """Whether an event says what a phase found: bare events are steps, those with `of` progress."""
+    is_phase = re.match(r"phase \d+: ", event.stage) is not None
+    return is_phase and bool(event.data) and "of" not in event.data
+
+
+def finished(event: Event) -> Text:
+    """The line a phase leaves: its name, what it found, the time since the run began."""
+    parts = [(event.stage, "bold"), (clock(event.seconds), "")]
+    if "broke_down" in event.data:
+        parts.append(("broke down:", "bold red"))
+    return _one_line([*parts, (event.detail, "dim")])
+
+
+def _how_far(event: Event) -> str:
+    """A percentage where the event knows what it is a part of, a step where not."""
+    total = event.data.get("of")
+    if isinstance(total, (int, float)) and total > 0:
+        return f"{min(1.0, event.step / total):.0%}"
+    return f"step {event.step}"
+
+
+def _one_line(parts: list[tuple[str, str]]) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for index, (part, style) in enumerate(parts):
+        text.append("  " if index else "").append(part, style)
+    return text
 
 
 def clock(seconds: float) -> str:

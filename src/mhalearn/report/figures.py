@@ -1,35 +1,25 @@
-"""The report's figures: inline SVG that takes its colours from the page, light or dark."""
+"""The report's figures of any run: matrices, singular values, the descent, a spectrum."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import matplotlib
 import numpy as np
-from markupsafe import Markup, escape
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
+from markupsafe import Markup
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from mhalearn.outcome import Event
+from mhalearn.report.drawing import MUTED, RULE, SERIES, STYLE, calm, log_ticks, svg
+from mhalearn.report.numbers import short
 
 Float64 = NDArray[np.float64]
-
-# Matplotlib wants fixed colours, the page has CSS variables: each of these stands for a variable
-# and is exchanged for it in the finished SVG.
-_INK, _MUTED, _RULE = "#010101", "#020202", "#030303"
-_SERIES = ("#040401", "#040402", "#040403", "#040404", "#040405")
-_VARIABLES = {_INK: "currentColor", _MUTED: "var(--muted)", _RULE: "var(--rule)"} | {
-    colour: f"var(--series-{i})" for i, colour in enumerate(_SERIES, start=1)
-}
 
 # Sign is hue, size is opacity: zero is the page itself, whatever its colour. Few levels keep the
 # rasters small.
@@ -44,38 +34,6 @@ _DIVERGING = LinearSegmentedColormap.from_list(
     ],
     N=63,
 )
-
-_STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "mhalearn",
-    "svg.image_inline": True,
-    "path.simplify": True,
-    "font.family": "sans-serif",
-    "font.size": 10.0,
-    "axes.labelsize": 10.0,
-    "xtick.labelsize": 10.0,
-    "ytick.labelsize": 10.0,
-    "mathtext.default": "regular",
-    "axes.unicode_minus": True,
-    "text.color": _INK,
-    "axes.labelcolor": _MUTED,
-    "axes.edgecolor": _MUTED,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
-    "axes.linewidth": 0.7,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": False,
-    "figure.dpi": 72,
-    "savefig.dpi": 72,
-    "figure.constrained_layout.use": False,
-}
-
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 # Most points of the descent that are drawn, and most cells a heat map has on a side.
 _MOST_POINTS = 600
@@ -98,7 +56,7 @@ class Stage(NamedTuple):
 
 def heat_map(matrix: Float64, limit: float, name: str, title: str) -> Markup:
     """A matrix as a heat map on the scale -limit .. limit."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(2.4, 2.95))
         axes = figure.add_axes((0.005, 0.19, 0.99, 0.805))
         shown = _thinned(matrix)
@@ -106,7 +64,7 @@ def heat_map(matrix: Float64, limit: float, name: str, title: str) -> Markup:
         axes.imshow(shown, cmap=_DIVERGING, vmin=-scale, vmax=scale, interpolation="none")
         axes.set(xticks=[], yticks=[])
         for spine in axes.spines.values():
-            spine.set(visible=True, color=_RULE)
+            spine.set(visible=True, color=RULE)
         bar = figure.add_axes((0.005, 0.115, 0.99, 0.035))
         bar.imshow(
             np.linspace(-1, 1, 63)[None], cmap=_DIVERGING, aspect="auto", extent=(-1, 1, 0, 1)
@@ -116,16 +74,16 @@ def heat_map(matrix: Float64, limit: float, name: str, title: str) -> Markup:
         bar.set_yticks([])
         bar.tick_params(length=0, pad=3)
         for spine in bar.spines.values():
-            spine.set(visible=True, color=_RULE)
+            spine.set(visible=True, color=RULE)
         first, _, last = bar.get_xticklabels()
         first.set_horizontalalignment("left")
         last.set_horizontalalignment("right")
-        return _svg(figure, name, title)
+        return svg(figure, name, title)
 
 
 def singular_values(learned: Float64, truth: Float64 | None, name: str, title: str) -> Markup:
     """The singular values of a head's matrix; those of the truth as rings around them."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(2.4, 2.95))
         axes = figure.add_axes((0.21, 0.19, 0.775, 0.795))
         places = np.arange(1, learned.size + 1)
@@ -136,19 +94,19 @@ def singular_values(learned: Float64, truth: Float64 | None, name: str, title: s
                 places,
                 truth,
                 "o" if few else "--",
-                color=_SERIES[1],
+                color=SERIES[1],
                 markersize=6.5,
                 fillstyle="none",
                 markeredgewidth=0.9,
             )
-        axes.plot(places, learned, "o" if few else "-", color=_SERIES[0], markersize=3.2, mew=0)
+        axes.plot(places, learned, "o" if few else "-", color=SERIES[0], markersize=3.2, mew=0)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("by rank", labelpad=3)
-        _calm(axes)
+        calm(axes)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-        return _svg(figure, name, title)
+        return svg(figure, name, title)
 
 
 def stages(trace: Sequence[Event]) -> list[Stage]:
@@ -161,7 +119,7 @@ def stages(trace: Sequence[Event]) -> list[Stage]:
         found.append(
             Stage(
                 name=stage,
-                colour=colours.setdefault(stage, len(colours) % len(_SERIES) + 1),
+                colour=colours.setdefault(stage, len(colours) % len(SERIES) + 1),
                 began=events[0].seconds,
                 ended=events[-1].seconds,
                 steps=len(events),
@@ -176,11 +134,11 @@ def descent(trace: Sequence[Event], width: float, name: str, title: str) -> Mark
     """Relative squared error against time on a log axis, stages marked; None without data."""
     if not any(math.isfinite(event.loss) for event in trace):
         return None
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, 3.1))
         left = 0.55 / width
         axes = figure.add_axes((left, 0.155, 1 - left - 0.12 / width, 0.8))
-        colours = {stage.name: _SERIES[stage.colour - 1] for stage in stages(trace)}
+        colours = {stage.name: SERIES[stage.colour - 1] for stage in stages(trace)}
         lows, highs = [], []
         previous: tuple[float, float] | None = None
         budget = max(8, _MOST_POINTS // max(1, len(stages(trace))))
@@ -192,9 +150,9 @@ def descent(trace: Sequence[Event], width: float, name: str, title: str) -> Mark
             times = np.array([event.seconds for event in kept])
             errors = np.maximum([event.loss for event in kept], _SMALLEST_ERROR)
             if previous is not None:
-                axes.axvline(times[0], color=_RULE, linewidth=0.8, zorder=0)
+                axes.axvline(times[0], color=RULE, linewidth=0.8, zorder=0)
                 axes.plot(
-                    [previous[0], times[0]], [previous[1], errors[0]], ":", color=_MUTED, lw=0.8
+                    [previous[0], times[0]], [previous[1], errors[0]], ":", color=MUTED, lw=0.8
                 )
             size = 2.6 if len(kept) > 1 else 5.0
             axes.plot(
@@ -206,12 +164,12 @@ def descent(trace: Sequence[Event], width: float, name: str, title: str) -> Mark
         axes.set_yscale("log")
         low, high = math.floor(math.log10(min(lows))), math.ceil(math.log10(max(highs)))
         axes.set_ylim(10.0 ** (low - 0.3), 10.0 ** (max(high, low + 1) + 0.3))
-        _log_ticks(axes, low, max(high, low + 1))
+        log_ticks(axes, low, max(high, low + 1))
         axes.set_xlim(left=0)
         axes.set_xlabel("seconds", labelpad=2)
         axes.xaxis.set_major_locator(MaxNLocator(5 if width < 5 else 9))
-        _calm(axes)
-        return _svg(figure, name, title)
+        calm(axes)
+        return svg(figure, name, title)
 
 
 def spectrum(values: Float64, null: int, width: float, name: str, title: str) -> Markup | None:
@@ -219,7 +177,7 @@ def spectrum(values: Float64, null: int, width: float, name: str, title: str) ->
     sizes = np.abs(np.asarray(values, np.float64))
     if sizes.size == 0 or not np.any(sizes > 0):
         return None
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, 2.7))
         left = 0.55 / width
         axes = figure.add_axes((left, 0.175, 1 - left - 0.12 / width, 0.775))
@@ -231,25 +189,16 @@ def spectrum(values: Float64, null: int, width: float, name: str, title: str) ->
                 [np.arange(min(null + 1, sizes.size)), np.linspace(0, sizes.size - 1, 400)]
             ).astype(int)
         )
-        for part, colour in ((kept[kept < null], _SERIES[1]), (kept[kept >= null], _SERIES[0])):
+        for part, colour in ((kept[kept < null], SERIES[1]), (kept[kept >= null], SERIES[0])):
             axes.plot(places[part], shown[part], "o", color=colour, markersize=2.6, mew=0)
         axes.set_yscale("log")
         low, high = math.floor(math.log10(smallest)), math.ceil(math.log10(shown.max()))
-        _log_ticks(axes, low, max(high, low + 1))
+        log_ticks(axes, low, max(high, low + 1))
         axes.set_ylim(10.0 ** (low - 0.3), 10.0 ** (max(high, low + 1) + 0.3))
         axes.set_xlabel("eigenvalue, by rank", labelpad=2)
         axes.xaxis.set_major_locator(MaxNLocator(4 if width < 5 else 8, integer=True))
-        _calm(axes)
-        return _svg(figure, name, title)
-
-
-def short(value: float) -> str:
-    """A number as a tick shows it: 0.25, 12, 3.1e-15."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    if 1e-2 <= abs(value) < 1e4:
-        return f"{value:.3g}"
-    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+        calm(axes)
+        return svg(figure, name, title)
 
 
 def is_thinned(matrix: Float64) -> bool:
@@ -281,60 +230,3 @@ def _spread(events: list[Event], most: int) -> list[Event]:
         losses = [events[i].loss for i in share]
         kept.update((int(share[np.argmin(losses)]), int(share[np.argmax(losses)])))
     return [events[i] for i in sorted(kept)]
-
-
-def _log_ticks(axes: Axes, low: int, high: int) -> None:
-    powers = [p for p in range(low, high + 1) if (p - high) % max(1, -(-(high - low) // 6)) == 0]
-    axes.yaxis.set_major_locator(FixedLocator([10.0**p for p in powers]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: "10" + str(round(math.log10(value))).translate(RAISED))
-    )
-
-
-def _calm(axes: Axes) -> None:
-    axes.grid(axis="y", color=_RULE, linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def _svg(figure: Figure, name: str, title: str) -> Markup:
-    """The figure as an <svg> element: titled, coloured by the page, ids its own or gone."""
-    figure.patch.set_visible(False)
-    for axes in figure.axes:
-        axes.patch.set_visible(False)
-    buffer = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(
-        buffer, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    )
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    # A style sheet inside an inline SVG would govern the whole page; the page has its own fonts.
-    text = re.sub(r"<style.*?</style>\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r" font-family: [^;\"]*;", "", text)
-    text = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", text)
-    text = re.sub(r"(<(defs|g)>\s*</\2>|<g */>)\s*", "", text)
-    text = re.sub(r"\s*\n\s*", "\n", text)
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, variable)
-    text = _own_ids(text, name)
-    box = re.search(r'viewBox="([^"]+)"', text)
-    assert box is not None
-    opening = (
-        f'<svg viewBox="{box[1]}" role="img" aria-labelledby="{name}-title"'
-        ' xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
-        f'\n<title id="{name}-title">{escape(title)}</title>'
-    )
-    return Markup(re.sub(r"^<svg[^>]*>", lambda _: opening, text).strip())
-
-
-def _own_ids(text: str, name: str) -> str:
-    """Keep the ids that are referred to, under the figure's name; drop all others."""
-    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
-
-    def own(match: re.Match[str]) -> str:
-        return f' id="{name}-{match[1]}"' if match[1] in used else ""
-
-    text = re.sub(r'\sid="([^"]+)"', own, text)
-    return re.sub(r'(url\(#|href="#)([^)"]+)', lambda m: f"{m[1]}{name}-{m[2]}", text)

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, SupportsFloat
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -23,6 +23,8 @@ from mhalearn.matching import Comparison, compare
 from mhalearn.nondegeneracy import NondegeneracyReport, check_nondegeneracy
 from mhalearn.outcome import Outcome, Solution
 from mhalearn.report import figures
+from mhalearn.report.numbers import number, short
+from mhalearn.report.phases import describe_phases
 
 Float64 = NDArray[np.float64]
 
@@ -110,6 +112,7 @@ def render(solution: Solution, truth: AttentionLayer | None = None) -> str:
         heads=_heads(layer, match),
         most_drawn=_MOST_DRAWN,
         thinned=figures.is_thinned(layer.theta[0]) or figures.is_thinned(layer.w[0]),
+        phases=describe_phases(trace),
         stages=stages[-_MOST_STAGES:],
         stages_left_out=max(0, len(stages) - _MOST_STAGES),
         descent=_wide_and_narrow(
@@ -124,22 +127,6 @@ def render(solution: Solution, truth: AttentionLayer | None = None) -> str:
         versions=_versions(),
         digest=_digest(solution),
     )
-
-
-def number(quantity: SupportsFloat | None) -> str:
-    """A number as text shows it: 0.25, 12, 3.1×10⁻¹⁵."""
-    value = math.nan if quantity is None else float(quantity)
-    if math.isnan(value):
-        return "\N{EN DASH}"
-    if math.isinf(value):
-        return "\N{INFINITY}" if value > 0 else "\N{MINUS SIGN}\N{INFINITY}"
-    if value == int(value) and abs(value) < 1e6:
-        return str(int(value)).replace("-", "\N{MINUS SIGN}")
-    if 1e-2 <= abs(value) < 1e5:
-        return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
-    mantissa, exponent = f"{value:.1e}".split("e")
-    mantissa = mantissa.replace("-", "\N{MINUS SIGN}")
-    return f"{mantissa}\N{MULTIPLICATION SIGN}10{str(int(exponent)).translate(figures.RAISED)}"
 
 
 def _sentence(text: str) -> str:
@@ -201,14 +188,14 @@ def _panels(
     if truth is not None:
         difference = matrix - truth
         largest = float(np.abs(difference).max())
-        described = f"{title}, learned minus truth: at most {figures.short(largest)} in size"
+        described = f"{title}, learned minus truth: at most {short(largest)} in size"
         panels.append(
             ("difference", figures.heat_map(difference, largest, f"{name}-difference", described))
         )
     values, of_truth = _singular_values(matrix), None if truth is None else _singular_values(truth)
     described = (
-        f"{title}: {values.size} singular values between {figures.short(float(values[-1]))} "
-        f"and {figures.short(float(values[0]))}"
+        f"{title}: {values.size} singular values between {short(float(values[-1]))} "
+        f"and {short(float(values[0]))}"
     )
     panels.append(
         (

@@ -1,0 +1,31 @@
+"""Numbers as the report writes them."""
+
+import math
+from typing import SupportsFloat
+
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def number(quantity: SupportsFloat | None) -> str:
+    """A number as text shows it: 0.25, 12, 3.1×10⁻¹⁵."""
+    value = math.nan if quantity is None else float(quantity)
+    if math.isnan(value):
+        return "\N{EN DASH}"
+    if math.isinf(value):
+        return "\N{INFINITY}" if value > 0 else "\N{MINUS SIGN}\N{INFINITY}"
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value)).replace("-", "\N{MINUS SIGN}")
+    if 1e-2 <= abs(value) < 1e5:
+        return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
+    mantissa, exponent = f"{value:.1e}".split("e")
+    mantissa = mantissa.replace("-", "\N{MINUS SIGN}")
+    return f"{mantissa}\N{MULTIPLICATION SIGN}10{str(int(exponent)).translate(RAISED)}"
+
+
+def short(value: float) -> str:
+    """A number as a tick shows it: 0.25, 12, 3.1e-15."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if 1e-2 <= abs(value) < 1e4:
+        return f"{value:.3g}"
+    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
