@@ -19,12 +19,13 @@ from sklearn.utils import get_tags
 from threadpoolctl import threadpool_info
 
 from mhalearn.certificate import certify
-from mhalearn.estimator import METHODS, AttentionRegressor
+from mhalearn.estimator import AttentionRegressor
 from mhalearn.examples import Examples, load_examples
 from mhalearn.inputs import sample_inputs
 from mhalearn.layer import load_layer
 from mhalearn.matching import compare
 from mhalearn.outcome import Event, Outcome
+from mhalearn.settings import METHODS
 from mhalearn.teachers import random_layer
 
 N, K, D = 120, 4, 4

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import tracemalloc
@@ -504,6 +505,44 @@ def test_hashes_do_not_see_padding():
     assert len(short)
     cut = Examples(short.arrays()[0][:, :2], short.arrays()[1][:, :2])
     np.testing.assert_array_equal(cut.hashes(), short.hashes())
+
+
+def naive_hash(parts, length, d, e):
+    digest = hashlib.blake2b(np.array([length, d, e], "<u8").tobytes(), digest_size=8)
+    for part in parts:
+        digest.update(part.tobytes())
+    return int.from_bytes(digest.digest(), "little")
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize("kind", ["boolean", "gaussian"])
+def test_a_survey_equals_a_naive_loop(kind, lengths):
+    x = sample_inputs(kind, 1500, 4, 3, seed=2)
+    x[:, 1] *= x[:, 0] > 0  # zeros of both signs
+    sizes = np.random.default_rng(3).integers(1, 5, 1500) if lengths else np.full(1500, 4)
+    y = np.asfortranarray(LAYER(x, sizes).astype(np.float32))
+    hashes, input_hashes = [], []
+    for x_i, y_i, length in zip(x.astype("<f8") + 0.0, y.astype("<f8") + 0.0, sizes, strict=True):
+        x_i, y_i = x_i[:length], y_i[:length]
+        hashes.append(naive_hash([x_i, y_i], length, 3, 2))
+        input_hashes.append(naive_hash(sorted(x_i, key=np.ndarray.tobytes), length, 3, 2))
+    survey = Examples(x, y, sizes).survey()
+    assert survey.hashes.tolist() == hashes
+    assert survey.input_hashes.tolist() == input_hashes
+    assert survey.largest_x == np.abs(x).max()
+    assert survey.largest_y == np.abs(y).max()
+
+
+def test_input_hashes_see_neither_labels_nor_the_order_of_tokens():
+    x, y, lengths = (array.copy() for array in some(50, lengths=True).arrays())
+    mixed = x.copy()
+    for example, length in zip(mixed, lengths, strict=True):
+        example[:length] = example[:length][::-1]
+    one, other = Examples(x, y, lengths).survey(), Examples(mixed, y + 1, lengths).survey()
+    np.testing.assert_array_equal(one.input_hashes, other.input_hashes)
+    assert not np.intersect1d(one.hashes, other.hashes).size
+    changed = Examples(x + 1, y, lengths).survey()
+    assert not np.intersect1d(one.input_hashes, changed.input_hashes).size
 
 
 # The counting limit

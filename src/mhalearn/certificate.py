@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import beta, norm
 
-from mhalearn.examples import Examples
+from mhalearn.examples import Examples, Survey
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.precision import label_precision
 from mhalearn.spectrum import DENSE_LIMIT, Parameters, Spectrum, measure_spectrum
@@ -106,7 +106,9 @@ def certify(
     for given in (examples, learned_from):
         if given is not None:
             _check_fits(layer, given)
-    examples, n_seen = _unseen(layer, examples)
+    survey = examples.survey()
+    check_sizes(survey)
+    examples, n_seen = _unseen(layer, examples, survey)
     residuals = measure_residuals(layer, examples)
     delta, n = float(delta), examples.n
     exceeding = int(np.sum(residuals.relative > THRESHOLD))
@@ -151,7 +153,7 @@ def certify(
 def as_examples(
     x: ArrayLike | Examples, y: ArrayLike | None, lengths: ArrayLike | None = None
 ) -> Examples:
-    """X and Y, or an Examples in place of both; of a size that double precision can square."""
+    """X and Y, or an Examples in place of both."""
     if isinstance(x, Examples):
         if y is not None or lengths is not None:
             raise ValueError("pass either an Examples or X and Y, not both")
@@ -160,14 +162,14 @@ def as_examples(
         raise ValueError("Y is missing: pass X and Y, or an Examples")
     else:
         examples = Examples(x, y, lengths)
-    largest = {"X": 0.0, "Y": 0.0}
-    for block in examples.chunks(4096):
-        for name, array in (("X", block.x), ("Y", block.y)):
-            largest[name] = max(largest[name], float(array.max()), -float(array.min()))
-    for name, size in largest.items():
+    return examples
+
+
+def check_sizes(survey: Survey) -> None:
+    """Refuse entries that double precision cannot square."""
+    for name, size in (("X", survey.largest_x), ("Y", survey.largest_y)):
         if size > 0 and not _SMALLEST < size < _LARGEST:
             raise ValueError(f"the largest entry of {name} is {size:.2g}: rescale it to near one")
-    return examples
 
 
 @dataclass(frozen=True)
@@ -226,17 +228,15 @@ def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
     )
 
 
-def _unseen(layer: AttentionLayer, examples: Examples) -> tuple[Examples, int]:
-    if not layer.seen.size:
-        return examples, 0
-    seen = np.isin(examples.hashes(), layer.seen)
+def _unseen(layer: AttentionLayer, examples: Examples, survey: Survey) -> tuple[Examples, int]:
+    seen = np.isin(survey.hashes, layer.seen)
     n_seen = int(seen.sum())
     if 2 * n_seen > examples.n:
         raise ValueError(
             f"{n_seen} of {examples.n} examples are those the layer was learned from: "
             "certify on fresh ones"
         )
-    return (examples.subset(~seen) if n_seen else examples), n_seen
+    return (examples.view(~seen) if n_seen else examples), n_seen
 
 
 def _check_fits(layer: AttentionLayer, examples: Examples) -> None:

@@ -13,9 +13,8 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
-from mhalearn import storage
 from mhalearn.baselines import adam, lbfgs, linear
-from mhalearn.certificate import Certificate, as_examples, certify
+from mhalearn.certificate import Certificate, as_examples, certify, check_sizes
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, Float64, load_layer
 from mhalearn.newton import learn as learn_newton
@@ -24,10 +23,10 @@ from mhalearn.polish import polish
 from mhalearn.problem import make_problem
 from mhalearn.reduction import reduce_heads
 from mhalearn.sculpt import learn as learn_sculpt
+from mhalearn.settings import check_settings
 from mhalearn.terminal import Progress
 from mhalearn.verdict import Evidence, judge
 
-METHODS = ("auto", "newton", "sculpt", "adam", "lbfgs", "linear")
 _LEARNERS: dict[str, Callable[..., Solution]] = {
     "newton": learn_newton,
     "sculpt": learn_sculpt,
@@ -35,10 +34,8 @@ _LEARNERS: dict[str, Callable[..., Solution]] = {
     "lbfgs": lbfgs.learn,
     "linear": linear.learn,
 }
-
-
-# Heads times features up to which a square matrix of doubles has at most 8 GiB.
-_WIDEST = 2**15
+# Learners that walk over examples in passes; the others hold them in memory.
+_STREAMS = ("sculpt",)
 # Examples that polish and the spectrum look at, at most: learners that stream need many more.
 _POLISHED = 50_000
 
@@ -92,15 +89,23 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def fit(
         self, X: ArrayLike | Examples, Y: ArrayLike | None = None, lengths: ArrayLike | None = None
     ) -> AttentionRegressor:
-        """Learn from X (n, k, d) and Y (n, k, e), or from an Examples."""
+        """Learn from X (n, k, d) and Y (n, k, e), or from an Examples.
+
+        Memory: method "sculpt" reads examples that are not in memory in passes, a block at a time,
+        and holds the first 50,000 to polish; the others hold all examples.
+        """
         examples = as_examples(X, Y, lengths)
-        self._check(examples)
+        check_settings(self, examples)
         with Progress(enabled=bool(self.progress)) as progress:
-            self._seen = examples.hashes()
             self._trace = Trace(self.max_seconds, self._listener(progress), self._keeper())
+            survey = examples.survey()
+            check_sizes(survey)
+            self._seen = survey.hashes
+            # Repeated inputs are neither more equations nor a test of what was fitted.
+            group_of = np.unique(survey.input_hashes, return_inverse=True)[1]
             # LAPACK's threads would fight XLA's for the same cores.
             with threadpool_limits(1, user_api="blas"):
-                solution = self._solve(examples, self._trace)
+                solution = self._solve(examples, group_of, self._trace)
         self.solution_ = solution
         self.layer_: AttentionLayer = solution.layer
         self.outcome_: Outcome = solution.outcome
@@ -136,13 +141,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return None
         return trace.best.replace(seen=self._seen)
 
-    def _solve(self, examples: Examples, trace: Trace) -> Solution:
-        # Repeated inputs are neither more equations nor a test of what was fitted.
-        group_of = np.unique(examples.input_hashes(), return_inverse=True)[1]
+    def _solve(self, examples: Examples, group_of: NDArray[np.intp], trace: Trace) -> Solution:
         fitted, held = self._split(examples, group_of)
         solution = self._learn(fitted, trace)
         layer = solution.layer
-        if fitted.n > _POLISHED:
+        if fitted.n > _POLISHED or not fitted.in_memory:
             fitted = fitted.subset(slice(0, _POLISHED))
         if self.polish and solution.outcome is Outcome.FITTED:
             problem = make_problem(fitted, layer.n_heads, bias=self.bias, causal=self.causal)
@@ -217,7 +220,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Examples, Examples | None]:
         """Keep an eighth of the examples to certify with, if the rest still determines the layer.
 
-        Which ones is random: files are often sorted. Groups of equal inputs stay together.
+        Which ones is random: files are often sorted. Groups of equal inputs stay together. For a
+        learner that streams, the rest stays where it is.
         """
         heads = 1 if isinstance(self.n_heads, str) else self.n_heads
         limit = examples.counting_limit(heads, self.bias, self.head_dim)
@@ -227,77 +231,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return examples, None
         order = np.random.default_rng([self.random_state, 0x5B117]).permutation(groups)
         held = np.isin(group_of, order[:count])
-        return examples.subset(~held), examples.subset(held)
-
-    def _check(self, examples: Examples) -> None:
-        """Reject what cannot work before any work is done."""
-        if self.method not in METHODS:
-            raise ValueError(f"method={self.method!r}: choose one of {', '.join(METHODS)}")
-        if isinstance(self.n_heads, str):
-            if self.n_heads != "auto":
-                raise ValueError(f"n_heads={self.n_heads!r}: pass an integer or 'auto'")
-            if self.method not in ("auto", "newton", "sculpt"):
-                raise ValueError(f"method={self.method!r} needs n_heads as a number")
-        elif isinstance(self.n_heads, bool) or not isinstance(self.n_heads, int | np.integer):
-            raise ValueError(f"n_heads={self.n_heads!r}: pass an integer or 'auto'")
-        elif self.n_heads < 1:
-            raise ValueError(f"n_heads={self.n_heads}: a layer has at least one head")
-        elif self.n_heads * examples.d > _WIDEST:
-            raise ValueError(
-                f"n_heads={self.n_heads}: more than {_WIDEST // examples.d} heads of "
-                f"{examples.d} features do not fit into memory; ask for fewer"
-            )
-        if self.head_dim is not None and (
-            isinstance(self.head_dim, bool)
-            or not isinstance(self.head_dim, int | np.integer)
-            or not 1 <= self.head_dim <= examples.d
-        ):
-            raise ValueError(f"head_dim={self.head_dim!r}: pass a rank from 1 to d = {examples.d}")
-        for name in ("bias", "causal", "polish", "resume"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise ValueError(f"{name}={getattr(self, name)!r}: pass True or False")
-        if self.on_event is not None and not callable(self.on_event):
-            raise ValueError(f"on_event={self.on_event!r}: pass a function of an Event")
-        if isinstance(self.random_state, bool) or not isinstance(
-            self.random_state, int | np.integer
-        ):
-            raise ValueError(f"random_state={self.random_state!r}: pass an integer seed")
-        if self.random_state < 0:
-            raise ValueError(f"random_state={self.random_state}: pass a seed of at least 0")
-        if self.max_seconds is not None and (
-            isinstance(self.max_seconds, bool)
-            or not isinstance(self.max_seconds, float | int | np.number)
-            or not self.max_seconds > 0
-        ):
-            raise ValueError(f"max_seconds={self.max_seconds!r}: pass a positive number or None")
-        if not isinstance(self.checkpoint, str | Path | None):
-            raise ValueError(f"checkpoint={self.checkpoint!r}: pass a path")
-        self._check_resume(examples)
-
-    def _check_resume(self, examples: Examples) -> None:
-        if self.resume and self.checkpoint is None:
-            raise ValueError("resume=True needs the checkpoint file to resume from")
-        if self.resume and self.method not in ("auto", "newton"):
-            raise ValueError(f"method={self.method!r} cannot resume: use 'newton', or resume=False")
-        if self.checkpoint is not None:
-            storage.check_writable(self.checkpoint)
-        if self.resume:
-            start = load_layer(str(self.checkpoint))
-            if (start.d, start.out_dim) != (examples.d, examples.out_dim):
-                raise ValueError(
-                    f"{storage.show(self.checkpoint or '')}: the checkpoint maps {start.d} "
-                    f"features to {start.out_dim}, the examples {examples.d} to {examples.out_dim}"
-                )
-            if not isinstance(self.n_heads, str) and start.n_heads != self.n_heads:
-                raise ValueError(
-                    f"{storage.show(self.checkpoint or '')}: the checkpoint has {start.n_heads} "
-                    f"heads, n_heads={self.n_heads}: ask for as many"
-                )
-            if start.causal != self.causal or (start.out_bias is not None) != self.bias:
-                raise ValueError(
-                    f"{storage.show(self.checkpoint or '')}: the checkpoint was made with other "
-                    "settings of bias or causal: ask for the same"
-                )
+        rest = examples.view(~held) if self.method in _STREAMS else examples.subset(~held)
+        return rest, examples.subset(held)
 
     def _listener(self, progress: Progress) -> Callable[[Event], None]:
         def listen(event: Event) -> None:
@@ -310,9 +245,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _keeper(self) -> Callable[[AttentionLayer, float], None] | None:
         if self.checkpoint is None:
             return None
-        path, seen = self.checkpoint, self._seen
+        path = self.checkpoint
         return lambda layer, loss: layer.replace(
-            metadata={"held_out_loss": repr(loss)}, seen=seen
+            metadata={"held_out_loss": repr(loss)}, seen=self._seen
         ).save(path)
 
     def _metadata(self, fitted: Examples) -> dict[str, str]:

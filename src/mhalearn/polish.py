@@ -76,7 +76,7 @@ def descend(
 
     Cost: some tens of forward passes a start. Memory: O(n k m (k + d + e)) a start.
     """
-    # Side by side, twelve starts were seen to hang in XLA's CPU thread pool, and fewer gain nothing.
+    # Side by side, twelve starts were seen to hang in XLA's CPU thread pool; fewer gain nothing.
     one_by_one = jax.default_backend() == "cpu"
     return _step(state, problem.data, problem.energy, ridge, span, head_dim, one_by_one)
 

@@ -4,7 +4,6 @@
 over them.
 """
 
-import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -26,10 +25,22 @@ from mhalearn.examples.files import (
     write_block,
     write_shards,
 )
-from mhalearn.examples.sources import Arrays, Block, Drawn, Source, check_examples, joined
+from mhalearn.examples.sources import (
+    Arrays,
+    Block,
+    Drawn,
+    Source,
+    View,
+    check_examples,
+    joined,
+)
+from mhalearn.examples.survey import Survey, survey_blocks
 from mhalearn.inputs import Sampler, check_count, check_kind, check_shape
 
 Indices = slice | ArrayLike
+
+# Entries of a view, X and Y together, up to which it is held in memory: 64 MiB of doubles.
+_SMALL = 2**23
 
 _SAVED = "give a .safetensors file, an .npz file with arrays X and Y, or a folder of shards"
 
@@ -118,6 +129,11 @@ class Examples:
         """Whether lengths were given; without, every example has k tokens."""
         return self._source.has_lengths
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether a pass over the examples reads or computes nothing."""
+        return isinstance(self._source, Arrays)
+
     def __len__(self) -> int:
         return self.n
 
@@ -144,6 +160,7 @@ class Examples:
                 if count == size:
                     yield joined(waiting)
                     waiting, count = [], 0
+            del block, part  # before the next block is read
         if waiting:
             yield joined(waiting)
 
@@ -152,61 +169,53 @@ class Examples:
         return next(self._chunks(self.n))
 
     def subset(self, indices: Indices) -> "Examples":
-        """Some of the examples, in memory, in the order asked for: a slice, numbers, or a mask."""
+        """Some of the examples, in memory, in the order asked for: a slice, numbers, or a mask.
+
+        Of examples that are not in memory, only the blocks that hold the chosen ones are read.
+        """
+        chosen = self._chosen("subset", indices)
+        ascending, place = chosen, None
+        if not _is_ascending(chosen):
+            ascending, place = np.unique(chosen, return_inverse=True)
+        block = Examples._over(View(self._source, ascending), {}).arrays()
+        x, y, lengths = block if place is None else block.rows(place)
+        return Examples(x, y, lengths if self.has_lengths else None, metadata=self.metadata)
+
+    def view(self, indices: Indices) -> "Examples":
+        """As `subset`, for ascending choices: many examples stay where they are until used.
+
+        They are brought into memory at once if all are there, or if as doubles they take at most
+        64 MiB: reading them again and again would cost more than holding them.
+        """
+        chosen = self._chosen("view", indices)
+        if not _is_ascending(chosen):
+            raise ValueError("view: choose each example once, in ascending order; or use subset")
+        if self.in_memory or len(chosen) * self.k * (self.d + self.out_dim) <= _SMALL:
+            return self.subset(chosen)
+        return Examples._over(View(self._source, chosen), self.metadata)
+
+    def _chosen(self, asker: str, indices: Indices) -> NDArray[np.int64]:
         try:
-            asked = indices if isinstance(indices, slice) else np.asarray(indices)
-            chosen = np.arange(self.n)[asked]
+            if isinstance(indices, slice):
+                chosen = np.arange(*indices.indices(self.n))
+            else:
+                chosen = np.arange(self.n)[np.asarray(indices)]
         except (IndexError, ValueError, TypeError):
             chosen = np.arange(0)
         if chosen.ndim != 1 or chosen.size == 0:
             raise ValueError(
-                f"subset: choose at least one example by a slice, a mask of {self.n}, or a list of "
-                f"numbers from 0 to {self.n - 1}"
+                f"{asker}: choose at least one example by a slice, a mask of {self.n}, or a list "
+                f"of numbers from 0 to {self.n - 1}"
             )
-        starts = self._source.starts
-        home = np.searchsorted(starts, chosen, side="right") - 1
-        found: list[Block] = []
-        places: list[NDArray[np.int64]] = []
-        for index in np.unique(home):
-            here = np.flatnonzero(home == index)
-            found.append(self._source.block(int(index)).rows(chosen[here] - starts[index]))
-            places.append(here)
-        block = joined(found)
-        if len(found) > 1:
-            block = block.rows(np.argsort(np.concatenate(places)))
-        x, y, lengths = block
-        return Examples(x, y, lengths if self.has_lengths else None, metadata=self.metadata)
+        return chosen
+
+    def survey(self) -> Survey:
+        """Hashes and largest entries of all examples, in one pass."""
+        return survey_blocks(self._chunks(1024), self.n)
 
     def hashes(self) -> NDArray[np.uint64]:
-        """A 64-bit hash of each example's values, the same for every dtype that holds them exactly.
-
-        Padding does not count, and 0.0 equals -0.0. Cost: a few microseconds an example.
-        """
-        return self._hashes(lambda x, y: [x, y])
-
-    def input_hashes(self) -> NDArray[np.uint64]:
-        """As `hashes`, of the inputs alone and whatever the order of their tokens.
-
-        Inputs with equal hashes give a layer that sees no order the same equations.
-        """
-        return self._hashes(lambda x, _: sorted(x, key=np.ndarray.tobytes))
-
-    def _hashes(
-        self, parts: Callable[[NDArray[Any], NDArray[Any]], list[NDArray[Any]]]
-    ) -> NDArray[np.uint64]:
-        found = np.empty(self.n, np.uint64)
-        place = 0
-        for x, y, lengths in self._chunks(1024):
-            # Adding zero turns -0.0 into 0.0.
-            x, y = x.astype("<f8") + 0.0, y.astype("<f8") + 0.0
-            for x_i, y_i, length in zip(x, y, lengths.tolist(), strict=True):
-                shape = np.array([length, self.d, self.out_dim], "<u8")
-                digest = hashlib.blake2b(shape.tobytes(), digest_size=8)
-                for part in parts(x_i[:length], y_i[:length]):
-                    digest.update(part.tobytes())
-                found[place] = int.from_bytes(digest.digest(), "little")
-                place += 1
-        return found
+        """A 64-bit hash of each example's values; see `Survey`."""
+        return self.survey().hashes
 
     def counting_limit(
         self, n_heads: int, bias: bool = False, head_dim: int | None = None
@@ -257,6 +266,10 @@ class Examples:
                 f"{storage.show(path)}: name a .safetensors or .npz file, "
                 "or pass shard_size to write a folder of shards"
             )
+
+
+def _is_ascending(chosen: NDArray[np.int64]) -> bool:
+    return bool(np.all(chosen[1:] > chosen[:-1]))
 
 
 def load_examples(path: str | Path) -> Examples:

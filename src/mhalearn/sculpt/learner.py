@@ -149,7 +149,7 @@ def run_phases(examples: Examples, n_heads: int | str, seed: int, trace: Trace) 
         growth = np.sum(refined.estimate**2) / np.sum(crude.estimate**2)
         _check_strength("phase 3: refined sum", crude.strength * float(growth))
         total = refined.estimate
-        rows.append(certify(examples, total, _later_rows(heads) * d**2, trace, round_))
+        rows.append(certify(examples, total, later_rows(heads) * d**2, trace, round_))
         shapes.append(shape)
         margins.append(ahead)
         sums.append(refined)
@@ -161,7 +161,7 @@ def run_phases(examples: Examples, n_heads: int | str, seed: int, trace: Trace) 
     return Phases(crude, tuple(rows), body, tuple(shapes), tuple(margins), tuple(sums), angle, net)
 
 
-def _later_rows(n_heads: int) -> int:
+def later_rows(n_heads: int) -> int:
     """Rows worth keeping with a good sum, in units of d^2: more where fewer of them are exact."""
     return 5 if n_heads <= 2 else 10
 

@@ -1,0 +1,65 @@
+"""What one pass over examples tells: hashes to know them again by, and their largest entries."""
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mhalearn.examples.sources import Block
+
+Hashes = NDArray[np.uint64]
+
+
+class Survey(NamedTuple):
+    """64-bit hashes of values, the same for every dtype that holds them exactly.
+
+    Padding does not count for the hashes, and 0.0 equals -0.0. Inputs with equal hashes give a
+    layer that sees no order the same equations.
+    """
+
+    hashes: Hashes  # of each example's inputs and labels
+    input_hashes: Hashes  # of its inputs alone, whatever the order of their tokens
+    largest_x: float  # absolute value
+    largest_y: float
+
+
+def survey_blocks(blocks: Iterable[Block], n: int) -> Survey:
+    """Cost: three microseconds an example of a hundred numbers; memory of a block."""
+    hashes, input_hashes = np.empty(n, np.uint64), np.empty(n, np.uint64)
+    largest_x = largest_y = 0.0
+    start = 0
+    for block in blocks:
+        part = slice(start, start + len(block.x))
+        hashes[part], input_hashes[part] = hash_block(block)
+        largest_x = max(largest_x, float(block.x.max()), -float(block.x.min()))
+        largest_y = max(largest_y, float(block.y.max()), -float(block.y.min()))
+        start = part.stop
+    return Survey(hashes, input_hashes, largest_x, largest_y)
+
+
+def hash_block(block: Block) -> tuple[Hashes, Hashes]:
+    """Hashes of the examples of a block, and of their inputs alone."""
+    n, d, e = len(block.x), block.x.shape[2], block.y.shape[2]
+    hashes, input_hashes = np.empty(n, np.uint64), np.empty(n, np.uint64)
+    for length in np.unique(block.lengths).tolist():
+        here = block.lengths == length
+        shape = np.array([length, d, e], "<u8")
+        x, y = _canonical(block.x[here, :length]), _canonical(block.y[here, :length])
+        hashes[here] = _digests(shape, x, y)
+        # Sorted as strings of bytes: any order will do that depends on the tokens alone.
+        input_hashes[here] = _digests(shape, np.sort(x.view(f"V{8 * d}"), axis=1))
+    return hashes, input_hashes
+
+
+def _canonical(array: NDArray[Any]) -> NDArray[np.float64]:
+    return array.astype("<f8", order="C") + 0.0  # adding zero turns -0.0 into 0.0
+
+
+def _digests(shape: NDArray[np.uint64], *parts: NDArray[Any]) -> Hashes:
+    """One hash for each example (row of the parts)."""
+    n = len(parts[0])
+    columns = [part.view(np.uint8).reshape(n, -1) for part in parts]
+    rows = np.hstack([np.tile(shape.view(np.uint8), (n, 1)), *columns])
+    return np.frombuffer(b"".join(blake2b(row, digest_size=8).digest() for row in rows), "<u8")

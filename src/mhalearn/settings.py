@@ -1,0 +1,105 @@
+"""The estimator's settings, checked before any work is done."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from mhalearn import storage
+from mhalearn.examples import Examples
+from mhalearn.layer import load_layer
+
+METHODS = ("auto", "newton", "sculpt", "adam", "lbfgs", "linear")
+# Heads times features up to which a square matrix of doubles has at most 8 GiB.
+_WIDEST = 2**15
+
+
+@runtime_checkable
+class Settings(Protocol):
+    """What a caller may set; `AttentionRegressor` says what each means."""
+
+    n_heads: int | str
+    method: str
+    head_dim: int | None
+    bias: bool
+    causal: bool
+    polish: bool
+    random_state: int
+    max_seconds: float | None
+    checkpoint: str | Path | None
+    resume: bool
+    progress: bool | None
+    on_event: Callable[[Any], None] | None
+
+
+def check_settings(settings: Settings, examples: Examples) -> None:
+    """Reject what cannot work before any work is done."""
+    if settings.method not in METHODS:
+        raise ValueError(f"method={settings.method!r}: choose one of {', '.join(METHODS)}")
+    if isinstance(settings.n_heads, str):
+        if settings.n_heads != "auto":
+            raise ValueError(f"n_heads={settings.n_heads!r}: pass an integer or 'auto'")
+        if settings.method not in ("auto", "newton", "sculpt"):
+            raise ValueError(f"method={settings.method!r} needs n_heads as a number")
+    elif isinstance(settings.n_heads, bool) or not isinstance(settings.n_heads, int | np.integer):
+        raise ValueError(f"n_heads={settings.n_heads!r}: pass an integer or 'auto'")
+    elif settings.n_heads < 1:
+        raise ValueError(f"n_heads={settings.n_heads}: a layer has at least one head")
+    elif settings.n_heads * examples.d > _WIDEST:
+        raise ValueError(
+            f"n_heads={settings.n_heads}: more than {_WIDEST // examples.d} heads of "
+            f"{examples.d} features do not fit into memory; ask for fewer"
+        )
+    if settings.head_dim is not None and (
+        isinstance(settings.head_dim, bool)
+        or not isinstance(settings.head_dim, int | np.integer)
+        or not 1 <= settings.head_dim <= examples.d
+    ):
+        raise ValueError(f"head_dim={settings.head_dim!r}: pass a rank from 1 to d = {examples.d}")
+    for name in ("bias", "causal", "polish", "resume"):
+        if not isinstance(getattr(settings, name), bool | np.bool_):
+            raise ValueError(f"{name}={getattr(settings, name)!r}: pass True or False")
+    if settings.on_event is not None and not callable(settings.on_event):
+        raise ValueError(f"on_event={settings.on_event!r}: pass a function of an Event")
+    if isinstance(settings.random_state, bool) or not isinstance(
+        settings.random_state, int | np.integer
+    ):
+        raise ValueError(f"random_state={settings.random_state!r}: pass an integer seed")
+    if settings.random_state < 0:
+        raise ValueError(f"random_state={settings.random_state}: pass a seed of at least 0")
+    if settings.max_seconds is not None and (
+        isinstance(settings.max_seconds, bool)
+        or not isinstance(settings.max_seconds, float | int | np.number)
+        or not settings.max_seconds > 0
+    ):
+        raise ValueError(f"max_seconds={settings.max_seconds!r}: pass a positive number or None")
+    if not isinstance(settings.checkpoint, str | Path | None):
+        raise ValueError(f"checkpoint={settings.checkpoint!r}: pass a path")
+    _check_resume(settings, examples)
+
+
+def _check_resume(settings: Settings, examples: Examples) -> None:
+    if settings.resume and settings.checkpoint is None:
+        raise ValueError("resume=True needs the checkpoint file to resume from")
+    if settings.resume and settings.method not in ("auto", "newton"):
+        raise ValueError(f"method={settings.method!r} cannot resume: use 'newton', or resume=False")
+    if settings.checkpoint is not None:
+        storage.check_writable(settings.checkpoint)
+    if settings.resume:
+        start = load_layer(str(settings.checkpoint))
+        if (start.d, start.out_dim) != (examples.d, examples.out_dim):
+            raise ValueError(
+                f"{storage.show(settings.checkpoint or '')}: the checkpoint maps {start.d} "
+                f"features to {start.out_dim}, the examples {examples.d} to {examples.out_dim}"
+            )
+        if not isinstance(settings.n_heads, str) and start.n_heads != settings.n_heads:
+            raise ValueError(
+                f"{storage.show(settings.checkpoint or '')}: the checkpoint has {start.n_heads} "
+                f"heads, n_heads={settings.n_heads}: ask for as many"
+            )
+        if start.causal != settings.causal or (start.out_bias is not None) != settings.bias:
+            raise ValueError(
+                f"{storage.show(settings.checkpoint or '')}: the checkpoint was made with other "
+                "settings of bias or causal: ask for the same"
+            )

@@ -1,0 +1,303 @@
+"""Examples that do not fit into memory: views over them, how often they are read, and the room a
+fit takes."""
+
+import json
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mhalearn as mha
+from mhalearn import estimator, inputs
+from mhalearn.examples import Examples, examples, load_examples
+from mhalearn.examples.files import Shards
+from mhalearn.inputs import sample_inputs
+from mhalearn.outcome import Outcome, Solution
+
+LAYER = mha.random_layer(2, 3, out_dim=2, seed=1)
+SOURCE = Path(mha.__file__).parents[1]
+GIB = 2**30
+
+
+def sharded(folder):
+    x = sample_inputs("boolean", 50, 4, 3, seed=2)
+    lengths = np.random.default_rng(3).integers(1, 5, 50)
+    whole = Examples(x, LAYER(x, lengths), lengths, metadata={"who": "me"})
+    whole.save(folder / "shards", shard_size=7)
+    return load_examples(folder / "shards")
+
+
+def drawn(folder):
+    return Examples.from_callable(LAYER, n=50, k=4, d=3, seed=2)
+
+
+def a_view(folder):
+    return Examples.from_callable(LAYER, n=100, k=4, d=3, seed=2).view(slice(1, None, 2))
+
+
+@pytest.fixture
+def nothing_is_small(monkeypatch):
+    monkeypatch.setattr(examples, "_SMALL", 0)
+    monkeypatch.setattr(inputs, "_BLOCK_EXAMPLES", 16)
+
+
+@pytest.fixture(params=[sharded, drawn, a_view])
+def lazy(request, tmp_path, nothing_is_small):
+    made = request.param(tmp_path)
+    assert not made.in_memory
+    return made
+
+
+# Views
+
+
+CHOICES = [slice(5, 40, 3), slice(0, 20), slice(-9, None), np.arange(50) % 7 == 2, [0, 17, 49]]
+
+
+@pytest.mark.parametrize("indices", CHOICES)
+def test_a_view_is_the_subset_without_holding_it(lazy, indices):
+    view, subset = lazy.view(indices), lazy.subset(indices)
+    assert not view.in_memory
+    assert subset.in_memory
+    assert (view.n, view.k, view.d, view.out_dim) == (subset.n, lazy.k, lazy.d, lazy.out_dim)
+    assert (view.y_dtype, view.metadata) == (lazy.y_dtype, lazy.metadata)
+    assert view.has_lengths == lazy.has_lengths
+    assert view.counting_limit(2) == subset.counting_limit(2)
+    for size in (1, 4, 100):
+        for found, expected in zip(view.chunks(size), subset.chunks(size), strict=True):
+            for one, other in zip(found, expected, strict=True):
+                assert not one.flags.writeable
+                assert one.dtype == other.dtype
+                np.testing.assert_array_equal(one, other)
+    for one, other in zip(view.survey(), subset.survey(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("indices", [[3, 2], [1, 1], slice(None, None, -1)])
+def test_a_view_is_ascending(lazy, indices):
+    with pytest.raises(ValueError, match="ascending"):
+        lazy.view(indices)
+
+
+@pytest.mark.parametrize("indices", [[50], [], slice(3, 3), [0.5], [True, False]])
+def test_views_that_do_not_exist_are_refused(lazy, indices):
+    with pytest.raises(ValueError, match="view: choose at least one"):
+        lazy.view(indices)
+
+
+def test_what_is_in_memory_or_small_is_held():
+    many = Examples.from_callable(lambda x: x, n=500_000, k=2, d=16)
+    assert not many.in_memory
+    assert many.view(slice(0, 1000)).in_memory
+    half = many.view(slice(0, None, 2))
+    assert not half.in_memory
+    assert half.view(slice(0, 1000)).in_memory
+    x = np.ones((500_000, 2, 16), np.int8)
+    assert Examples(x, x).view(slice(0, None, 2)).in_memory
+
+
+class Counted:
+    """A black box that knows how often it was asked, and how many of its answers are alive."""
+
+    def __init__(self, f):
+        self.f, self.calls, self.alive, self.most = f, 0, 0, 0
+
+    def __call__(self, x):
+        y = np.array(self.f(x))
+        self.calls, self.alive = self.calls + 1, self.alive + 1
+        self.most = max(self.most, self.alive)
+        weakref.finalize(y, self._forget)
+        return y
+
+    def _forget(self):
+        self.alive -= 1
+
+
+def test_only_blocks_that_are_needed_are_read(nothing_is_small):
+    box = Counted(lambda x: x)
+    lazy = Examples.from_callable(box, n=10**6, k=2, d=2)
+    for select in (lazy.subset, lazy.view):
+        box.calls = 0
+        assert select(slice(0, 33)).arrays().x.shape == (33, 2, 2)
+        assert box.calls == 3  # of 16 examples each
+    few = Examples.from_callable(box, n=16_000, k=2, d=2).view([0, 5, 20, 15_999])
+    box.calls = 0
+    np.testing.assert_array_equal([len(chunk.x) for chunk in few.chunks(3)], [3, 1])
+    assert box.calls == 3
+    box.calls = 0
+    next(few.chunks(1))
+    assert box.calls == 1
+
+
+def test_a_pass_over_a_view_holds_few_blocks():
+    box = Counted(lambda x: x)
+    view = Examples.from_callable(box, n=200_000, k=3, d=16).view(np.arange(200_000) % 8 != 3)
+    for size in (100, 10_000):
+        box.most = 0
+        for chunk in view.chunks(size):
+            assert chunk.x.shape[1:] == (3, 16)
+        assert box.most <= 2
+
+
+# What the estimator reads
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_split_does_not_depend_on_where_examples_live(lazy, seed):
+    model = mha.AttentionRegressor(2, "sculpt", random_state=seed)
+    group_of = np.unique(lazy.survey().input_hashes, return_inverse=True)[1]
+    fitted, held = model._split(lazy, group_of)
+    in_memory, also_held = model._split(lazy.subset(slice(None)), group_of)
+    assert [part.in_memory for part in (fitted, held, in_memory)] == [False, True, True]
+    np.testing.assert_array_equal(fitted.hashes(), in_memory.hashes())
+    np.testing.assert_array_equal(held.hashes(), also_held.hashes())
+    assert mha.AttentionRegressor(2, "newton")._split(lazy, group_of)[0].in_memory
+
+
+@pytest.fixture
+def walker(monkeypatch):
+    """A learner that knows the answer and walks over the examples once."""
+
+    def learn(fitted, *, trace, **_):
+        assert not fitted.in_memory
+        for _chunk in fitted.chunks(5000):
+            pass
+        return Solution(TEACHER, Outcome.FITTED, trace.events)
+
+    monkeypatch.setitem(estimator._LEARNERS, "sculpt", learn)
+    monkeypatch.setattr(estimator, "_POLISHED", 400)
+
+
+TEACHER = mha.random_layer(2, 16, seed=0)
+
+
+def test_a_fit_reads_drawn_examples_three_times_and_holds_few(walker):
+    box = Counted(TEACHER)
+    many = Examples.from_callable(box, n=200_000, k=3, d=16, seed=1)
+    blocks, box.calls = 49, 0
+    model = mha.AttentionRegressor(2, "sculpt").fit(many)
+    assert model.outcome_ is Outcome.RECOVERED
+    assert len(model.layer_.seen) == 200_000
+    # To survey, to hold some out, to learn; and the first block to polish.
+    assert box.calls == 3 * blocks + 1
+    assert box.most <= 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "shards"
+    made = Examples.from_callable(TEACHER, n=100_000, k=3, d=16, seed=1)
+    made.save(folder, shard_size=10_000)
+    return folder
+
+
+def test_a_fit_reads_shards_three_times(walker, folder, monkeypatch):
+    reads = []
+    read = Shards.block
+    monkeypatch.setattr(
+        Shards, "block", lambda self, index: reads.append(index) or read(self, index)
+    )
+    model = mha.AttentionRegressor(2, "sculpt").fit(load_examples(folder))
+    assert model.outcome_ is Outcome.RECOVERED
+    assert sorted(reads) == sorted([*range(10)] * 3 + [0])
+
+
+def test_bad_values_in_the_last_shard_are_found_before_learning(walker, folder, tmp_path):
+    whole = load_examples(folder)
+    last = whole.subset(slice(90_000, None)).arrays().y
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(
+            path.read_bytes().replace(last[-1].tobytes(), np.full_like(last[-1], np.nan).tobytes())
+        )
+    seen = []
+    model = mha.AttentionRegressor(2, "sculpt", on_event=seen.append)
+    with pytest.raises(ValueError, match=r"shard-00009\.safetensors: Y has 48 NaN"):
+        model.fit(load_examples(tmp_path))
+    assert seen == []
+
+
+# The room it takes, in processes of their own
+
+
+linux_only = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="peak memory is read from /proc"
+)
+PEAK = """
+import json, sys
+import mhalearn as mha
+
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
+"""
+
+
+def run(script, *arguments):
+    """What a script prints last, as JSON."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
+        "MHALEARN_CACHE_DIR": "",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK + script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@linux_only
+def test_walking_over_a_view_takes_little_room():
+    script = """
+import numpy as np
+n, k, d = 200_000, 4, 64
+many = mha.Examples.from_callable(lambda x: x, "gaussian", n=n, k=k, d=d)
+next(many.chunks(1))
+before = peak()
+view = many.view(np.arange(n) % 8 != 3)
+assert len(view.survey().hashes) == n * 7 // 8
+for chunk in view.chunks(40_000 // k):
+    pass
+print(json.dumps({"more": peak() - before, "everything": 2 * 8 * n * k * d}))
+"""
+    found = run(script)
+    assert found["more"] < found["everything"] / 4
+
+
+@pytest.mark.slow
+@linux_only
+def test_a_million_drawn_examples_are_learned_in_two_gibibytes():
+    script = """
+truth = mha.random_layer(2, 16, seed=0)
+many = mha.Examples.from_callable(truth, n=1_000_000, k=3, d=16, seed=1)
+model = mha.AttentionRegressor(2, method="sculpt").fit(many)
+error = mha.compare(model.layer_, truth.canonical()).max_error
+print(json.dumps({"peak": peak(), "outcome": model.outcome_.name, "error": error}))
+"""
+    found = run(script)
+    assert found["outcome"] == "RECOVERED"
+    assert found["error"] < 1e-10
+    assert found["peak"] < 2 * GIB
+
+
+@pytest.mark.slow
+@linux_only
+def test_a_million_examples_in_shards_are_learned_in_two_gibibytes(tmp_path):
+    many = Examples.from_callable(TEACHER, n=1_000_000, k=3, d=16, seed=1)
+    many.save(tmp_path / "shards", shard_size=50_000)
+    script = """
+from mhalearn import cli
+code = cli.run(["learn", sys.argv[1], "--method", "sculpt", "--heads", "2", "--out", sys.argv[2]])
+print(json.dumps({"peak": peak(), "code": code}))
+"""
+    found = run(script, tmp_path / "shards", tmp_path / "layer.safetensors")
+    assert found["code"] == 0  # recovered
+    learned = mha.load_layer(tmp_path / "layer.safetensors")
+    assert mha.compare(learned, TEACHER.canonical()).max_error < 1e-10
+    assert found["peak"] < 2 * GIB
