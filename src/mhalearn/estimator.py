@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
-from threadpoolctl import threadpool_limits
 
 from mhalearn.baselines import adam, lbfgs, linear
 from mhalearn.certificate import Certificate, as_examples, certify, check_sizes
@@ -25,6 +24,7 @@ from mhalearn.reduction import reduce_heads
 from mhalearn.sculpt import learn as learn_sculpt
 from mhalearn.settings import check_settings
 from mhalearn.terminal import Progress
+from mhalearn.threads import one_lapack_thread
 from mhalearn.verdict import Evidence, judge
 
 _LEARNERS: dict[str, Callable[..., Solution]] = {
@@ -103,8 +103,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self._seen = survey.hashes
             # Repeated inputs are neither more equations nor a test of what was fitted.
             group_of = np.unique(survey.input_hashes, return_inverse=True)[1]
-            # LAPACK's threads would fight XLA's for the same cores.
-            with threadpool_limits(1, user_api="blas"):
+            with one_lapack_thread():
                 solution = self._solve(examples, group_of, self._trace)
         self.solution_ = solution
         self.layer_: AttentionLayer = solution.layer

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from threadpoolctl import threadpool_limits
 
 from mhalearn._types import Array, Float
 from mhalearn.attention import Chunk, LinearFit, attend, design, in_float64, total
@@ -15,6 +14,7 @@ from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.normal import dense
 from mhalearn.problem import Problem, make_problem
+from mhalearn.threads import one_lapack_thread
 
 # Attention unknowns up to which the whole spectrum is computed (a dense matrix of 128 MiB).
 DENSE_LIMIT = 4096
@@ -88,8 +88,7 @@ def measure_spectrum(layer: AttentionLayer, examples: Examples) -> Spectrum | No
     moments = jax.tree.map(
         np.asarray, _moments(jnp.asarray(theta), jnp.asarray(problem.w(layer)), problem.data)
     )
-    # LAPACK's threads would fight XLA's for the same cores.
-    with threadpool_limits(1, user_api="blas"):
+    with one_lapack_thread():
         return _decompose(moments, problem, layer)
 
 

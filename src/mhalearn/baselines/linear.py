@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from mhalearn._types import Array, Float
 from mhalearn.attention import (
@@ -42,6 +41,7 @@ from mhalearn.baselines import (
 from mhalearn.examples import Examples
 from mhalearn.outcome import Solution, Trace
 from mhalearn.problem import make_problem
+from mhalearn.threads import one_lapack_thread
 
 # Norms of Theta_i tried when the student is read as a softmax layer, in units where a token's
 # feature has unit size: first a few with every reading, then all of them with the best one.
@@ -100,8 +100,7 @@ def learn(
         if best is None or candidate.error < best.error:
             best = candidate
 
-    # LAPACK's threads would fight XLA's for the same cores.
-    with threadpool_limits(1, user_api="blas"):
+    with one_lapack_thread():
         # Uniform attention explains some labels by itself: zeros, for one.
         offer(np.zeros((n_heads, problem.query_dim, problem.d)))
         for start in range(starts):

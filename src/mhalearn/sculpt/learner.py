@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, Float64
@@ -37,6 +36,7 @@ from mhalearn.sculpt.telling import (
     tell_sum,
     tell_theory,
 )
+from mhalearn.threads import one_lapack_thread
 
 # Rows kept by the screen and rows trusted in full, in units of d^2, the unknowns of one head.
 _FIRST_ROWS, _TRUSTED = 8, 2
@@ -235,8 +235,7 @@ def search_phase(
         make_problem(chosen.subset(part), n_heads, bias=False, causal=False)
         for part in (slice(0, sizes[0]), slice(0, sizes[1]), slice(sizes[1], None))
     )
-    # LAPACK's threads would fight XLA's for the same cores.
-    with threadpool_limits(1, user_api="blas"):
+    with one_lapack_thread():
         net = search_net(shape, coarse, fine, rest, trace, seed=seed)
     tell_net(net, trace)
     return net

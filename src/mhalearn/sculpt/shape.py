@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
-from threadpoolctl import threadpool_limits
 
 from mhalearn.layer import Float64
 from mhalearn.sculpt.certification import CertifiedRows
+from mhalearn.threads import one_lapack_thread
 
 _REWEIGHTINGS = 8
 
@@ -51,8 +51,7 @@ def fit_shape(rows: CertifiedRows, n_heads: int, trusted: int) -> BodyShape:
     base = 4 * rows.weight * (1 - rows.weight) / (1 + (rows.score / usual) ** 2)
     weights, free = base, n_heads - 1
     for _ in range(_REWEIGHTINGS + 1):
-        # LAPACK's threads would fight XLA's for the same cores.
-        with threadpool_limits(1, user_api="blas"):
+        with one_lapack_thread():
             values, basis = scipy.linalg.eigh((normals * weights[:, None]).T @ normals)
         wide, firm = basis[:, :free], basis[:, free:]
         stiffness = np.maximum(values[free:], 1e-12 * values[-1])
