@@ -205,7 +205,14 @@ def test_passes_tell_their_progress(examples):
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("boolean", "boolean"), ("gaussian", "gaussian"), ("uniform", "other"), ("shifted", "other")],
+    [
+        ("boolean", "boolean"),
+        ("gaussian", "gaussian"),
+        ("uniform", "other"),
+        ("shifted", "other"),
+        ("correlated", "other"),
+        ("repeated", "other"),
+    ],
 )
 def test_inputs_are_recognised(truth, kind, expected):
     def uniform(n, k, d, rng):
@@ -214,7 +221,15 @@ def test_inputs_are_recognised(truth, kind, expected):
     def shifted(n, k, d, rng):
         return rng.normal(size=(n, k, d)) + 0.3
 
-    sampler = {"uniform": uniform, "shifted": shifted}.get(kind, kind)
+    def correlated(n, k, d, rng):
+        common = rng.normal(size=(n, k, 1))
+        return np.sign(rng.normal(size=(n, k, d)) + common)
+
+    def repeated(n, k, d, rng):
+        return np.repeat(rng.choice([-1.0, 1.0], size=(n, 1, d)), k, axis=1)
+
+    samplers = (uniform, shifted, correlated, repeated)
+    sampler = {one.__name__: one for one in samplers}.get(kind, kind)
     examples = mha.Examples.from_callable(truth, sampler, n=2000, k=K, d=D)
     assert recognise_inputs(examples)[0] == expected
 
@@ -237,6 +252,13 @@ def test_breakdowns_name_the_phase_and_the_number(truth):
 
     with pytest.raises(Breakdown, match="neither uniform"):
         run(truth, inputs=uniform)
+
+
+def test_flat_attention_is_not_confirmed_by_the_programme():
+    flat = mha.random_layer(n_heads=HEADS, d=D, scale=1e-3, seed=3)
+    examples = mha.Examples.from_callable(flat, "boolean", n=N, k=K, d=D)
+    with pytest.raises(Breakdown, match=r"confirmed|certify"):
+        run_phases(examples, HEADS, 0, Trace())
 
 
 def test_a_breakdown_is_an_outcome_and_what_is_not_modelled_is_refused(truth):

@@ -1,7 +1,6 @@
 """The six phases of Chen & Li in their order."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,14 @@ from mhalearn.problem import make_problem
 from mhalearn.sculpt.body import ConvexBody, sculpt_body
 from mhalearn.sculpt.certification import CertifiedRows, certify_rows, screen_pairs
 from mhalearn.sculpt.crude_sum import CrudeSum, estimate_projection_sum
-from mhalearn.sculpt.inputs_kind import recognise_inputs
+from mhalearn.sculpt.feasibility import (
+    TRUSTED,
+    Breakdown,
+    check_crowd,
+    check_feasible,
+    check_rows,
+    check_strength,
+)
 from mhalearn.sculpt.net import NetResult, search_net
 from mhalearn.sculpt.passes import Watcher
 from mhalearn.sculpt.refined_sum import (
@@ -38,13 +44,13 @@ from mhalearn.sculpt.telling import (
 )
 from mhalearn.threads import one_lapack_thread
 
-# Rows kept by the screen and rows trusted in full, in units of d^2, the unknowns of one head.
-_FIRST_ROWS, _TRUSTED = 8, 2
+# Rows kept by the first screen, in units of d^2, the unknowns of one head.
+_FIRST_ROWS = 8
 _MARGIN_ROWS = 60  # in units of d
 _ROUNDS = 2
-# What phases need at the least, and where they are said to have failed.
-_LEAST_STRENGTH = 0.05
+# Where a row is no longer worth certifying, and a result no longer worth returning.
 _WORST_SCORE = 1.0
+_WORST_ERROR = 0.1
 # Rows of the body that is queried, in units of d^2.
 _QUERIED = 2
 # Weight the programme must leave on the screened pair.
@@ -55,14 +61,6 @@ _HELD = 4000
 _MOST_HEADS = 6
 # Rows tried, and the share of a label that one head may leave with a crude sum.
 _ONE_HEAD_ROWS, _ONE_HEAD = 64, 0.02
-
-
-class Breakdown(Exception):
-    """A phase that cannot work, with its numbers; ends the run with an outcome."""
-
-    def __init__(self, phase: str, reason: str, **numbers: Any) -> None:
-        super().__init__(reason)
-        self.phase, self.numbers = phase, numbers
 
 
 class OutOfTime(Exception):
@@ -113,9 +111,14 @@ def learn(
     except OutOfTime as late:
         reason = f"the time limit came in {late}, before there was a layer"
         return Solution(_nothing(examples), Outcome.TIME_LIMIT, trace.events, reason=reason)
-    trace.keep(phases.net.layer, phases.net.error)
-    ended = Outcome.TIME_LIMIT if trace.expired else Outcome.FITTED
-    return Solution(phases.net.layer, ended, trace.events)
+    layer, error = phases.net.layer, phases.net.error
+    trace.keep(layer, error)
+    if trace.expired:
+        return Solution(layer, Outcome.TIME_LIMIT, trace.events)
+    if error > _WORST_ERROR:
+        reason = f"phase 6: net: its best candidate leaves {error:.2g} of the held-out labels"
+        return Solution(layer, Outcome.STUCK, trace.events, reason=reason)
+    return Solution(layer, Outcome.FITTED, trace.events)
 
 
 def _nothing(examples: Examples) -> AttentionLayer:
@@ -126,34 +129,34 @@ def _nothing(examples: Examples) -> AttentionLayer:
 def run_phases(examples: Examples, n_heads: int | str, seed: int, trace: Trace) -> Phases:
     """The algorithm. `n_heads="auto"` takes the count from the widths of the first good body."""
     tell_theory(examples, n_heads, trace)
-    _check_feasible(examples, n_heads, trace)
+    check_feasible(examples, n_heads, trace)
     d = examples.d
 
     crude = estimate_projection_sum(examples, watch=_watcher("phase 1: crude sum", trace))
     tell_crude(crude, trace)
-    _check_strength("phase 1: crude sum", crude.strength)
+    check_strength("phase 1: crude sum", crude.strength)
     total = crude.estimate
     rows = [certify(examples, total, _FIRST_ROWS * d**2, trace)]
     heads = n_heads if isinstance(n_heads, int) else 2
     shapes, margins, sums = [], [], []
     for round_ in range(1, _ROUNDS + 1):
-        shape = fit_shape(rows[-1], heads, _TRUSTED * d**2)
+        shape = fit_shape(rows[-1], heads, TRUSTED * d**2)
         if not isinstance(n_heads, int):
             heads = count_heads(examples, total, shape, trace)
-            shape = fit_shape(rows[-1], heads, _TRUSTED * d**2)
+            shape = fit_shape(rows[-1], heads, TRUSTED * d**2)
         tell_shape(shape, round_ - 1, trace)
         watch = _watcher("phase 3: refined sum", trace)
         ahead = large_margin_rows(examples, shape.proxy, _MARGIN_ROWS * d, watch=watch)
         refined = refine_projection_sum(ahead, total)
         tell_sum(ahead, refined, round_, trace)
         growth = np.sum(refined.estimate**2) / np.sum(crude.estimate**2)
-        _check_strength("phase 3: refined sum", crude.strength * float(growth))
+        check_strength("phase 3: refined sum", crude.strength * float(growth))
         total = refined.estimate
         rows.append(certify(examples, total, later_rows(heads) * d**2, trace, round_))
         shapes.append(shape)
         margins.append(ahead)
         sums.append(refined)
-    shape = fit_shape(rows[-1], heads, _TRUSTED * d**2)
+    shape = fit_shape(rows[-1], heads, TRUSTED * d**2)
     shapes.append(shape)
     tell_shape(shape, _ROUNDS, trace)
     body, angle = _check_span(rows[-1], shape, seed, trace)
@@ -191,23 +194,15 @@ def certify(
     """
     watch = _watcher(certification_stage(round_), trace)
     rows = screen_pairs(examples, total, count, watch=watch)
-    usable, needed = rows.select(rows.score <= _WORST_SCORE), _TRUSTED * examples.d**2
-    if len(usable) < needed:
-        raise Breakdown(
-            certification_stage(round_),
-            f"{len(usable)} rows certify at score {_WORST_SCORE:g}, {needed} are needed: more "
-            "examples, fewer heads, or a better sum of projections",
-            round=round_,
-            rows=len(usable),
-            needed=needed,
-        )
+    usable = rows.select(rows.score <= _WORST_SCORE)
+    check_rows(len(usable), f"certify at score {_WORST_SCORE:g}", examples.d, round_)
     programme = certify_rows(usable.tokens, usable.labels, total)
     on_pair = np.take_along_axis(programme.attention, usable.pair, axis=1).sum(axis=1)
     solved = replace(usable, attention=programme.attention, residual=programme.residual)
     confirmed = solved.select(on_pair >= _ON_PAIR)
     tell_rows(usable, confirmed, round_, examples, trace)
-    # A crude sum lets the programme spread a little weight; too few rows are worse than that.
-    return confirmed if len(confirmed) >= 4 * examples.d**2 else solved
+    check_rows(len(confirmed), "are confirmed by the programme", examples.d, round_)
+    return confirmed
 
 
 def _check_span(
@@ -255,37 +250,5 @@ def count_heads(examples: Examples, total: Float64, shape: BodyShape, trace: Tra
         return 1
     heads, gap = shape.guess_heads(_MOST_HEADS)
     tell_heads(heads, gap, trace)
-    _check_crowd(examples, heads)
+    check_crowd(examples, heads)
     return heads
-
-
-def _check_feasible(examples: Examples, n_heads: int | str, trace: Trace) -> None:
-    """Say what cannot work before an hour is spent on it."""
-    kind, why = recognise_inputs(examples)
-    if kind == "other":
-        raise Breakdown("inputs", f"neither uniform +-1 nor standard Gaussian: {why}")
-    trace.emit("inputs", detail=kind)
-    _check_crowd(examples, n_heads if isinstance(n_heads, int) else 1)
-
-
-def _check_crowd(examples: Examples, n_heads: int) -> None:
-    """Above the output width the images of m (k - 1) free weights fill the space of labels."""
-    crowd = n_heads * (examples.k - 1)
-    if crowd > examples.out_dim:
-        raise Breakdown(
-            "phase 2: certification",
-            f"m (k - 1) = {crowd} is above the output width {examples.out_dim}: every row would "
-            "certify; use newton",
-            crowd=crowd,
-            out_dim=examples.out_dim,
-        )
-
-
-def _check_strength(phase: str, strength: float) -> None:
-    """A sum of projections that explains next to nothing of the labels certifies nothing."""
-    if strength < _LEAST_STRENGTH:
-        raise Breakdown(
-            phase,
-            f"its squared norm is {strength:.2g} of the labels': the projections cancel",
-            strength=strength,
-        )
