@@ -139,7 +139,10 @@ def controls(
 
 
 def without_phases(examples: Examples, n_heads: int, seed: int, fresh: Examples) -> float:
-    """Levenberg-Marquardt from a random start on 400 examples: what proves nothing about phases."""
+    """The exact solver from random starts on 400 examples: what proves nothing about the phases.
+
+    It is Levenberg-Marquardt with W eliminated, a ridge annealed away and restarts.
+    """
     solution = newton.learn(
         examples.subset(slice(0, 400)),
         n_heads=n_heads,
@@ -217,7 +220,7 @@ def good(record: dict[str, object]) -> bool:
 def table(records: list[dict[str, object]]) -> None:
     print(
         f"{'m,d,k':>8} {'s':>3} {'N':>8} {'inputs':>8} | good | {'mse':>8} {'sine':>6} "
-        f"{'sum':>8} {'sec':>5} {'polished':>9} | random-proxy / plain sum | LM only"
+        f"{'sum':>8} {'sec':>5} {'polished':>9} | random-proxy / plain sum | solver only"
     )
     for number, (m, d, k, scale, n, inputs, *bars) in enumerate(LINES):
         mine = [record for record in records if record["line"] == number]

@@ -112,7 +112,7 @@ def test_time_runs_out_honestly():
 
 
 def test_a_solver_that_diverges_says_so(monkeypatch):
-    def diverge(state, *_):
+    def diverge(state, *_, **__):
         return State(*(jnp.full_like(leaf, jnp.nan) for leaf in state))
 
     monkeypatch.setattr(continuation, "descend", diverge)

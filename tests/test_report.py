@@ -238,7 +238,7 @@ def tell_all_phases(d=6, k=3, count=200):
     refined = RefinedSum(total, np.geomspace(1e-6, 1, count), 0.75)
     candidates = (Candidate("all tokens", total, -2.0), Candidate("none", total, math.inf))
     telling.tell_theory(examples, 2, trace)
-    telling.tell_crude(CrudeSum(total, candidates, 1.5), trace)
+    telling.tell_crude(CrudeSum(total, candidates, 1.5, 8), trace)
     for round_ in range(3):
         if round_:
             telling.tell_sum(margins, refined, round_, trace)

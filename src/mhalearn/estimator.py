@@ -143,14 +143,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _solve(self, examples: Examples, group_of: NDArray[np.intp], trace: Trace) -> Solution:
         fitted, held = self._split(examples, group_of)
         solution = self._learn(fitted, trace)
-        layer = solution.layer
+        layer, learned_from = solution.layer, fitted.n
         if fitted.n > _POLISHED or not fitted.in_memory:
             fitted = fitted.subset(slice(0, _POLISHED))
         if self.polish and solution.outcome is Outcome.FITTED:
             problem = make_problem(fitted, layer.n_heads, bias=self.bias, causal=self.causal)
             layer, loss = polish(layer, problem, trace, head_dim=self.head_dim)
             layer, loss = reduce_heads(layer, loss, fitted, trace, head_dim=self.head_dim)
-        layer = layer.replace(metadata=self._metadata(fitted))
+        layer = layer.replace(metadata=self._metadata(learned_from))
         certificate = None
         if held is not None:
             certificate = certify(layer, held, learned_from=fitted)
@@ -210,6 +210,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             ended = Outcome.TIME_LIMIT
         if ended is not Outcome.FITTED and not recovered:
             return ended, solution.reason or ended.explanation
+        if self.method == "sculpt" and not self.polish and not recovered:
+            # The phases end short of the best fit, so what is left over says nothing of heads.
+            error = self._trace.best_loss
+            return Outcome.FITTED, f"relative squared error {error:.1e} before polish"
         asked = None if isinstance(self.n_heads, str) else self.n_heads
         evidence = Evidence(layer, asked, fitted, held, certificate)
         return judge(evidence, self._trace, self.random_state)
@@ -249,8 +253,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             metadata={"held_out_loss": repr(loss)}, seen=self._seen
         ).save(path)
 
-    def _metadata(self, fitted: Examples) -> dict[str, str]:
-        settings = {"method": self.method, "seed": self.random_state, "n_examples": fitted.n}
+    def _metadata(self, n: int) -> dict[str, str]:
+        settings = {"method": self.method, "seed": self.random_state, "n_examples": n}
         return {name: str(value) for name, value in settings.items()}
 
     def _settings(self, examples: Examples) -> dict[str, Any]:

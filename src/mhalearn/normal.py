@@ -6,8 +6,8 @@ With J the Jacobian in Theta, V the design matrix and G = V^T V + ridge its Gram
 
 (Kaufman's form of variable projection; the gradient is exact). Theta is indexed as (q, m d): the
 query side first, so that J^T J = sum_r x_r x_r^T (x) K_r with K_r = M_r M_r^T and M_r the stacked
-C_i(r) W_i. `dense` forms S, for its spectrum; `matrix_free` applies it inside conjugate gradients.
-Neither ever forms J.
+C_i(r) W_i. `dense` forms S, for its spectrum or its factor; `matrix_free` applies it inside
+conjugate gradients. Neither ever forms J.
 """
 
 from typing import NamedTuple
@@ -123,6 +123,33 @@ def precondition(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> P
     )
 
 
+class Factored(NamedTuple):
+    """The reduced normal matrix itself, in head-scaled coordinates, as a Cholesky factor."""
+
+    factor: Float[Array, "qmd qmd"]
+
+    def solve(self, flat: Float[Array, "q md"], shift: Float[Array, ""]) -> Float[Array, "q md"]:
+        solved = jax.scipy.linalg.cho_solve((self.factor, True), flat.ravel())
+        return solved.reshape(flat.shape)
+
+
+def factorise(
+    theta: Float[Array, "m q d"],
+    fit: LinearFit,
+    data: Chunk,
+    root: Float[Array, " md"],
+    ridge: Float[Array, ""],
+    damping: Float[Array, ""],
+) -> Factored:
+    """Form and factor S + ridge + damping D. Cost: that of `dense`, and O((q m d)^3)."""
+    q = theta.shape[1]
+    scale = jnp.tile(root, q)
+    schur = dense(theta, fit, data).schur
+    schur = scale[:, None] * schur * scale[None, :] + jnp.diag(ridge * scale**2)
+    floor = damping + 1e-13
+    return Factored(jnp.linalg.cholesky(schur + floor * jnp.eye(schur.shape[0])))
+
+
 class TangentProjection(NamedTuple):
     """The tangent space of rank-h matrices at Theta, head by head; everything when h is None."""
 
@@ -175,11 +202,13 @@ def matrix_free(
     max_steps: int,
     head_dim: int | None = None,
     span: Float[Array, "s q d"] | None = None,
+    direct: bool = False,
 ) -> Float[Array, "m q d"]:
     """Solve (S + ridge + damping D) step = J^T (Y - F) - ridge Theta by conjugate gradients.
 
     D is the preconditioner's mean diagonal in each head's block. With `head_dim` the step stays in
-    the tangent space of heads of that rank, with `span` in that span.
+    the tangent space of heads of that rank, with `span` in that span. With `direct` the matrix is
+    formed and its factor is the preconditioner.
     Cost: about four forward passes a CG step.
     """
     m, _, d = theta.shape
@@ -219,8 +248,10 @@ def matrix_free(
         pulled = jax.lax.map(inward, (data, tangents, designs, changes)).sum(axis=0)
         return inside(query_first(pulled + ridge * step) * root + damping * flat)
 
+    inner = factorise(theta, fit, data, root, ridge, damping) if direct else kronecker
+
     def inverse(flat: Array) -> Array:
-        return inside(kronecker.solve(flat, damping + 1e-10))
+        return inside(inner.solve(flat, damping + 1e-10))
 
     scaled = inside(query_first(down) * root)
     flat, _ = jax.scipy.sparse.linalg.cg(apply, scaled, tol=tolerance, maxiter=max_steps, M=inverse)

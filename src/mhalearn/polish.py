@@ -18,6 +18,13 @@ from mhalearn.problem import Problem
 # Conjugate-gradient steps inside one Gauss-Newton step. Generic layers need about twenty; nearly
 # equal heads use them all.
 _CG_STEPS = 200
+# With the exact factor as preconditioner they only make good for its rounding.
+_DIRECT_CG_STEPS = 8
+# Unknowns of Theta up to which a direct step costs no more than a few of the others.
+DIRECT = 512
+# Unknowns up to which a few of them are worth their price, to finish what is nearly exact.
+FINISHED = 2048
+_NEARLY = 1e-10
 # A relative squared error of this size is rounding: descent stops there.
 ROUNDING = 1e-27
 
@@ -69,19 +76,25 @@ def descend(
     ridge: Ridge = NO_RIDGE,
     head_dim: int | None = None,
     span: Float[Array, "s q d"] | None = None,
+    *,
+    direct: bool = False,
 ) -> State:
     """One damped Gauss-Newton step of every start; the objective never rises.
 
     Heads stay of rank `head_dim`, or in the span of the matrices `span`, where given.
+    direct: factor the reduced normal matrix instead of approximating it. It costs more, much more
+    with many unknowns, and goes on where saturated attention or near-equal heads stall the other.
 
-    Cost: some tens of forward passes a start. Memory: O(n k m (k + d + e)) a start.
+    Cost: some tens of forward passes a start. Memory: O(n k m (k + d + e)) a start, and with
+    `direct` that of `normal.dense`.
     """
     # Side by side, twelve starts were seen to hang in XLA's CPU thread pool; fewer gain nothing.
     one_by_one = jax.default_backend() == "cpu"
-    return _step(state, problem.data, problem.energy, ridge, span, head_dim, one_by_one)
+    direct = direct and head_dim is None and span is None
+    return _step(state, problem.data, problem.energy, ridge, span, head_dim, one_by_one, direct)
 
 
-@partial(jax.jit, static_argnames=("head_dim", "one_by_one"))
+@partial(jax.jit, static_argnames=("head_dim", "one_by_one", "direct"))
 def _step(
     state: State,
     data: Chunk,
@@ -90,7 +103,12 @@ def _step(
     span: Float[Array, "s q d"] | None,
     head_dim: int | None,
     one_by_one: bool,
+    direct: bool,
 ) -> State:
+    max_steps = _DIRECT_CG_STEPS if direct else _CG_STEPS
+    if span is not None:  # there are only so many directions to search
+        max_steps = 2 * state.theta.shape[1] * len(span)
+
     def step_one(state: State) -> State:
         theta = state.theta
         on_theta, on_w = ridge.theta * energy, ridge.w * energy
@@ -106,10 +124,10 @@ def _step(
             ridge=on_theta,
             damping=state.damping * level,
             tolerance=jnp.clip(level, 1e-3, 1e-1),
-            # In a span there are only so many directions to search.
-            max_steps=_CG_STEPS if span is None else 2 * len(theta) * len(span),
+            max_steps=max_steps,
             head_dim=head_dim,
             span=span,
+            direct=direct,
         )
         trial = tangent_projection(theta, head_dim).retract(theta + change)
         trial_fit = fit_projections(trial, data, on_w)
@@ -148,11 +166,18 @@ def polish(
     if problem.energy == 0.0:  # zero labels: no attention, no projection
         return problem.zero_layer(layer.n_heads), 0.0
     state = begin(problem.theta(layer)[None], problem)
+    direct = state.theta[0].size <= DIRECT
     for step in range(max_steps):
-        state = descend(state, problem, head_dim=head_dim)
-        trace.emit("polish", step, float(state.loss[0]))
-        if settled(state).all() or trace.expired:
+        state = descend(state, problem, head_dim=head_dim, direct=direct)
+        loss = float(state.loss[0])
+        trace.emit("polish", step, loss)
+        if trace.expired:
             break
+        if settled(state).all():
+            worth_it = ROUNDING < loss < _NEARLY and state.theta[0].size <= FINISHED
+            if direct or not worth_it:
+                break
+            direct, state = True, freed(state)
     loss = float(state.loss[0])
     if not np.isfinite(loss):  # nothing to fit W to: a design of rank zero, say
         return layer, float("inf")

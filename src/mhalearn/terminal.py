@@ -93,7 +93,7 @@ class Progress:
 
 def is_phase_result(event: Event) -> bool:
     """Whether an event says what a phase found: bare events are steps, those with `of` progress."""
-    is_phase = re.match(r"phase \d+: ", event.stage) is not None
+    is_phase = re.match(r"phase \d+: |theory$|head count$", event.stage) is not None
     return is_phase and bool(event.data) and "of" not in event.data
 
 

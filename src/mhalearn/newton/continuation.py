@@ -7,6 +7,7 @@ where examples are few.
 
 from collections.abc import Callable
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,9 +16,11 @@ from mhalearn.outcome import Trace
 from mhalearn.polish import NO_RIDGE, ROUNDING, Ridge, State, begin, descend, freed, settled
 from mhalearn.problem import Problem
 
-_FIRST, _LAST = 3.0, 1e-2
+_FIRST, _SHAPED = 3.0, 1e-2
 _FREE_STEPS = 80
 _OFFER_SECONDS = 5.0
+# A loss from which finishing is worth direct steps, and how many.
+_CLOSE, _FINISHING_STEPS = 1e-4, 40
 
 
 def ridge_at(g: float, scales: Scales, problem: Problem) -> Ridge:
@@ -27,7 +30,13 @@ def ridge_at(g: float, scales: Scales, problem: Problem) -> Ridge:
     return Ridge(share * entries / scales.theta**2, share / scales.w**2)
 
 
-def run_continuation(
+def _schedule(steps: int, last: float) -> NDArray[np.float64]:
+    """Slowly through the strengths at which heads take shape, then quickly on to `last`."""
+    slow = np.geomspace(_FIRST, _SHAPED, steps)
+    return np.concatenate([slow, np.geomspace(_SHAPED, last, 1 + steps // 4)[1:]])
+
+
+def anneal(
     theta: NDArray[np.float64],
     problem: Problem,
     scales: Scales,
@@ -35,23 +44,27 @@ def run_continuation(
     offer: Callable[[State], None],
     *,
     stage: str,
-    anneal_steps: int,
+    steps: int,
+    last: float,
     head_dim: int | None,
-) -> None:
-    """Anneal, then descend freely until every start has freed, settled or one has hit rounding.
+    direct: bool = False,
+) -> State:
+    """Anneal g from 3 to `last`, in `steps` steps and a quarter more; then descend freely.
 
+    Free descent ends when every start has settled, or one has hit rounding.
     The end is offered to the choice among starts, and on long runs what there is every few seconds,
     so that an interrupted run keeps it.
     """
     state = begin(theta, problem)
     offered = trace.seconds
-    schedule = np.geomspace(_FIRST, _LAST, anneal_steps)
-    for step in range(anneal_steps + _FREE_STEPS):
-        free = step >= anneal_steps
+    schedule = _schedule(steps, last)
+    steps = len(schedule)
+    for step in range(steps + _FREE_STEPS):
+        free = step >= steps
         ridge = NO_RIDGE if free else ridge_at(float(schedule[step]), scales, problem)
-        if step == anneal_steps:
+        if step == steps:
             state = freed(state)
-        state = descend(state, problem, ridge, head_dim)
+        state = descend(state, problem, ridge, head_dim, direct=direct)
         losses = np.asarray(state.loss)
         best = float(np.nanmin(losses, initial=np.inf))
         trace.emit(stage, step, best)
@@ -61,3 +74,21 @@ def run_continuation(
             offer(state)
             offered = trace.seconds
     offer(state)
+    return state
+
+
+def finish(
+    state: State, problem: Problem, trace: Trace, offer: Callable[[State], None], *, stage: str
+) -> None:
+    """Take the best start on by direct steps, if it is close: saturated attention stalls others."""
+    best = int(np.nanargmin(np.asarray(state.loss)))
+    one = jax.tree.map(lambda leaf: leaf[best : best + 1], state)
+    if not ROUNDING < float(one.loss[0]) < _CLOSE:
+        return
+    one = freed(one)
+    for step in range(_FINISHING_STEPS):
+        one = descend(one, problem, direct=True)
+        trace.emit(stage, step, float(one.loss[0]))
+        if trace.expired or settled(one).all():
+            break
+    offer(one)

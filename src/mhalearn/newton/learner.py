@@ -6,11 +6,12 @@ import numpy as np
 
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
-from mhalearn.newton.continuation import run_continuation
+from mhalearn.newton.continuation import anneal, finish
 from mhalearn.newton.head_count import choose_heads
+from mhalearn.newton.revival import better, revived
 from mhalearn.newton.start import estimate_scales, random_starts
 from mhalearn.outcome import Outcome, Solution, Trace
-from mhalearn.polish import State, polish
+from mhalearn.polish import DIRECT, FINISHED, State, polish
 from mhalearn.precision import label_precision
 from mhalearn.problem import Problem, make_problem
 
@@ -21,17 +22,20 @@ _EXACT = 1e-16
 
 @dataclass(frozen=True)
 class Round:
-    """How many starts descend side by side, and over how many steps the ridge is annealed."""
+    """Starts that descend side by side, the steps and the end of their annealing, and how often
+    they get a second chance."""
 
     n_starts: int
     anneal_steps: int
+    last_ridge: float
+    revivals: int
 
 
 # Generic layers with a few times the counting limit of examples fall to the first round; sixteen
 # starts in all are what is worth trying near the limit.
-ROUNDS = (Round(1, 4), Round(5, 30), Round(5, 80), Round(5, 80))
+ROUNDS = (Round(1, 4, 1e-2, 0), Round(5, 40, 1e-4, 2), Round(5, 80, 1e-5, 2), Round(5, 80, 1e-5, 4))
 # Surplus heads make a lost head rare, so that a search for the head count can be brief.
-BRIEF_ROUNDS = (Round(1, 10), Round(1, 30))
+BRIEF_ROUNDS = (Round(1, 10, 1e-2, 0), Round(1, 30, 1e-2, 0))
 
 
 def learn(
@@ -91,19 +95,29 @@ def run_rounds(
         choice.offer(problem.zero_layer(n_heads))
         return Outcome.FITTED
     scales = estimate_scales(problem, n_heads)
+    unknowns = n_heads * problem.query_dim * problem.d
     for number, round_ in enumerate(rounds):
-        if choice.loss < exact or trace.expired:
-            break
-        run_continuation(
-            random_starts(problem, n_heads, round_.n_starts, seed, number),
-            problem,
-            scales,
-            trace,
-            choice.offer_starts,
-            stage=f"round {number + 1}",
-            anneal_steps=round_.anneal_steps,
-            head_dim=head_dim,
-        )
+        theta = random_starts(problem, n_heads, round_.n_starts, seed, number)
+        best: State | None = None
+        for cycle in range(1 + round_.revivals):
+            if choice.loss < exact or trace.expired:
+                break
+            state = anneal(
+                theta,
+                problem,
+                scales,
+                trace,
+                choice.offer_starts,
+                stage=f"round {number + 1}" + f", revival {cycle}" * bool(cycle),
+                steps=round_.anneal_steps,
+                last=round_.last_ridge,
+                head_dim=head_dim,
+                direct=number > 0 and unknowns <= DIRECT,
+            )
+            if DIRECT < unknowns <= FINISHED and head_dim is None and choice.loss >= exact:
+                finish(state, problem, trace, choice.offer_starts, stage=f"finish {number + 1}")
+            best = state if best is None else better(best, state)
+            theta = revived(best, cycle, seed)
     if choice.layer is None:
         choice.offer(problem.zero_layer(n_heads))
         return Outcome.TIME_LIMIT if trace.expired else Outcome.NONFINITE

@@ -154,6 +154,8 @@ def _relative_widths(data: Data) -> list[float]:
 
 
 def _angle(data: Data) -> str:
+    if data["angle"] is None:
+        return "not checked: too large"
     said = "" if data["angle"] <= _FAR else " (they disagree; the net uses the eigenvectors)"
     return number(data["angle"]) + said
 

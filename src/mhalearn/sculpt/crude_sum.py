@@ -16,6 +16,8 @@ from mhalearn.sculpt.passes import Watcher, walk
 # Examples on which candidates are compared, and the scales tried for the regression estimate.
 _COMPARED = 100_000
 _SCALES = (0.8, 0.9, 1.0, 1.1, 1.2)
+# Share of the strongest direction's label energy below which a direction carries nothing.
+_VISIBLE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class CrudeSum:
     estimate: Float64
     candidates: tuple[Candidate, ...]
     strength: float  # squared norm of the estimate over the mean squared label: 0 if W_i cancel
+    label_rank: int  # directions that carry labels: at most e, fewer where the W_i are low in rank
 
     @property
     def chosen(self) -> Candidate:
@@ -58,31 +61,35 @@ def estimate_projection_sum(examples: Examples, *, watch: Watcher | None = None)
     other tokens' sum when a label is regressed on that sum and its own token, times a scale. The
     one whose best rows certify best is chosen, so its scale is estimated and not given.
     Source: phase 1 of Chen & Li. Cost: one pass, O(n k d (d + e)), and a screen of a subset.
-    Trust: proved for uniform +-1 inputs under non-degeneracy up to a bias of the order of the
-    weight on the query token itself; the regression and the choice are heuristics.
+    Trust: for uniform +-1 inputs the correlation of all tokens is proved to be close when Theta is
+    dense and incoherent and heads and tokens are few against d; the regression, biased by the
+    weight on the query token itself, and the choice are heuristics.
     """
     n, k, d = examples.n, examples.k, examples.d
     correlation = np.zeros((d, examples.out_dim))
     gram, right = np.zeros((2 * d, 2 * d)), np.zeros((2 * d, examples.out_dim))
-    energy = 0.0
+    spread = np.zeros((examples.out_dim, examples.out_dim))
     for part in walk(examples, watch=watch):
         parts = _moments(jnp.asarray(part.x), jnp.asarray(part.y))
         correlation += np.asarray(parts[0])
         gram += np.asarray(parts[1])
         right += np.asarray(parts[2])
-        energy += float(np.sum(part.y**2))
+        labels = part.y.reshape(-1, examples.out_dim)
+        spread += labels.T @ labels
     power = np.trace(gram[d:, d:]) / (n * k * d)  # mean squared entry of a token
     correlation /= n * k * max(power, 1e-300)
     regression = k * np.linalg.lstsq(gram, right, rcond=None)[0][:d].astype(np.float64)
     named: list[tuple[str, Float64]] = [("all tokens", correlation)]
     named += [(f"{scale:g} x other tokens", scale * regression) for scale in _SCALES]
-    candidates = tuple(_scored(examples, name, estimate) for name, estimate in named)
+    candidates = tuple(_scored(examples, name, estimate, watch) for name, estimate in named)
     best = min(candidates, key=lambda candidate: candidate.score)
-    strength = float(np.sum(best.estimate**2)) * power * n * k / max(energy, 1e-300)
-    return CrudeSum(best.estimate, candidates, strength)
+    energies = np.linalg.eigvalsh(spread)
+    strength = float(np.sum(best.estimate**2)) * power * n * k / max(energies.sum(), 1e-300)
+    label_rank = int(np.sum(energies > _VISIBLE * energies[-1]))
+    return CrudeSum(best.estimate, candidates, strength, label_rank)
 
 
-def _scored(examples: Examples, name: str, estimate: Float64) -> Candidate:
-    rows = screen_pairs(examples, estimate, examples.d**2, most=_COMPARED)
+def _scored(examples: Examples, name: str, estimate: Float64, watch: Watcher | None) -> Candidate:
+    rows = screen_pairs(examples, estimate, examples.d**2, most=_COMPARED, watch=watch)
     score = float(np.mean(np.log(np.maximum(rows.score, 1e-12)))) if len(rows) else np.inf
     return Candidate(name, estimate, score)

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import numpy as np
+
 from mhalearn.examples import Examples
+from mhalearn.layer import Float64
 from mhalearn.outcome import Trace
 from mhalearn.sculpt.inputs_kind import recognise_inputs
 from mhalearn.sculpt.telling import certification_stage
@@ -10,6 +13,8 @@ from mhalearn.sculpt.telling import certification_stage
 # Rows a body needs, in units of d^2, the unknowns of one head; they are trusted in full.
 TRUSTED = 2
 _LEAST_STRENGTH = 0.05
+_FLAT = 0.05
+_LARGEST = 64
 
 
 class Breakdown(Exception):
@@ -22,23 +27,44 @@ class Breakdown(Exception):
 
 def check_feasible(examples: Examples, n_heads: int | str, trace: Trace) -> None:
     """Say what cannot work before an hour is spent on it."""
+    if examples.d > _LARGEST:
+        raise Breakdown(
+            "phase 2: body",
+            f"d = {examples.d}: the body's matrix would have d^4 entries; the phases are for d up "
+            f"to {_LARGEST}, newton for more",
+            d=examples.d,
+        )
     kind, why = recognise_inputs(examples)
     if kind == "other":
         raise Breakdown("inputs", f"neither uniform +-1 nor standard Gaussian: {why}")
     trace.emit("inputs", detail=kind)
-    check_crowd(examples, n_heads if isinstance(n_heads, int) else 1)
+    check_crowd(n_heads if isinstance(n_heads, int) else 1, examples.k, examples.out_dim)
 
 
-def check_crowd(examples: Examples, n_heads: int) -> None:
-    """Above the output width the images of m (k - 1) free weights fill the space of labels."""
-    crowd = n_heads * (examples.k - 1)
-    if crowd > examples.out_dim:
+def check_crowd(n_heads: int, k: int, width: int) -> None:
+    """Above the width of the labels the images of m (k - 1) free weights fill their space."""
+    crowd = n_heads * (k - 1)
+    if crowd > width:
         raise Breakdown(
             "phase 2: certification",
-            f"m (k - 1) = {crowd} is above the output width {examples.out_dim}: every row would "
+            f"m (k - 1) = {crowd} is above the {width} directions of the labels: every row would "
             "certify; use newton",
             crowd=crowd,
-            out_dim=examples.out_dim,
+            width=width,
+        )
+
+
+def check_rank(total: Float64, k: int) -> None:
+    """Attention vectors show in labels only as far as the sum tells tokens apart."""
+    values = np.linalg.svd(total, compute_uv=False)
+    rank, needed = int(np.sum(values > _FLAT * values[0])), min(k, *total.shape)
+    if rank < needed:
+        raise Breakdown(
+            "phase 3: refined sum",
+            f"the sum of projections is degenerate: {rank} of its singular values are above "
+            f"{_FLAT:g} of the largest, {needed} are needed to tell {k} tokens apart",
+            rank=rank,
+            needed=needed,
         )
 
 
@@ -47,7 +73,8 @@ def check_strength(phase: str, strength: float) -> None:
     if strength < _LEAST_STRENGTH:
         raise Breakdown(
             phase,
-            f"its squared norm is {strength:.2g} of the labels': the projections cancel",
+            f"it explains {strength:.2g} of the labels: the projections cancel, or the labels are "
+            "not an attention layer's",
             strength=strength,
         )
 

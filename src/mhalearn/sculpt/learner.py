@@ -16,6 +16,7 @@ from mhalearn.sculpt.feasibility import (
     Breakdown,
     check_crowd,
     check_feasible,
+    check_rank,
     check_rows,
     check_strength,
 )
@@ -51,8 +52,9 @@ _ROUNDS = 2
 # Where a row is no longer worth certifying, and a result no longer worth returning.
 _WORST_SCORE = 1.0
 _WORST_ERROR = 0.1
-# Rows of the body that is queried, in units of d^2.
+# Rows of the body that is queried, in units of d^2, and where queries would outlast the phases.
 _QUERIED = 2
+_LARGEST_QUERIED = 24
 # Weight the programme must leave on the screened pair.
 _ON_PAIR = 0.9
 # Examples of phase 6 in units of the counting limit (net, refinement), and examples to choose by.
@@ -117,6 +119,8 @@ def learn(
         return Solution(layer, Outcome.TIME_LIMIT, trace.events)
     if error > _WORST_ERROR:
         reason = f"phase 6: net: its best candidate leaves {error:.2g} of the held-out labels"
+        if isinstance(n_heads, str):
+            reason += f" with {layer.n_heads} heads: give n_heads if it is known"
         return Solution(layer, Outcome.STUCK, trace.events, reason=reason)
     return Solution(layer, Outcome.FITTED, trace.events)
 
@@ -127,7 +131,12 @@ def _nothing(examples: Examples) -> AttentionLayer:
 
 
 def run_phases(examples: Examples, n_heads: int | str, seed: int, trace: Trace) -> Phases:
-    """The algorithm. `n_heads="auto"` takes the count from the widths of the first good body."""
+    """The algorithm. `n_heads="auto"` takes the count from the body after the first refined sum.
+
+    Trust: as each phase says; phase 6's held-out examples were streamed through phases 1 to 5 too.
+    """
+    if not isinstance(n_heads, str):
+        n_heads = int(n_heads)
     tell_theory(examples, n_heads, trace)
     check_feasible(examples, n_heads, trace)
     d = examples.d
@@ -135,14 +144,17 @@ def run_phases(examples: Examples, n_heads: int | str, seed: int, trace: Trace) 
     crude = estimate_projection_sum(examples, watch=_watcher("phase 1: crude sum", trace))
     tell_crude(crude, trace)
     check_strength("phase 1: crude sum", crude.strength)
-    total = crude.estimate
+    total, width = crude.estimate, crude.label_rank
+    check_crowd(n_heads if isinstance(n_heads, int) else 1, examples.k, width)
     rows = [certify(examples, total, _FIRST_ROWS * d**2, trace)]
     heads = n_heads if isinstance(n_heads, int) else 2
-    shapes, margins, sums = [], [], []
+    shapes: list[BodyShape] = []
+    margins: list[MarginRows] = []
+    sums: list[RefinedSum] = []
     for round_ in range(1, _ROUNDS + 1):
         shape = fit_shape(rows[-1], heads, TRUSTED * d**2)
-        if not isinstance(n_heads, int):
-            heads = count_heads(examples, total, shape, trace)
+        if not isinstance(n_heads, int) and sums:
+            heads = count_heads(examples, total, shape, width, trace)
             shape = fit_shape(rows[-1], heads, TRUSTED * d**2)
         tell_shape(shape, round_ - 1, trace)
         watch = _watcher("phase 3: refined sum", trace)
@@ -152,6 +164,7 @@ def run_phases(examples: Examples, n_heads: int | str, seed: int, trace: Trace) 
         growth = np.sum(refined.estimate**2) / np.sum(crude.estimate**2)
         check_strength("phase 3: refined sum", crude.strength * float(growth))
         total = refined.estimate
+        check_rank(total, examples.k)
         rows.append(certify(examples, total, later_rows(heads) * d**2, trace, round_))
         shapes.append(shape)
         margins.append(ahead)
@@ -159,7 +172,9 @@ def run_phases(examples: Examples, n_heads: int | str, seed: int, trace: Trace) 
     shape = fit_shape(rows[-1], heads, TRUSTED * d**2)
     shapes.append(shape)
     tell_shape(shape, _ROUNDS, trace)
+    _check_time("phase 5: span", trace)
     body, angle = _check_span(rows[-1], shape, seed, trace)
+    _check_time("phase 6: net", trace)
     net = search_phase(examples, shape, heads, seed, trace)
     return Phases(crude, tuple(rows), body, tuple(shapes), tuple(margins), tuple(sums), angle, net)
 
@@ -169,14 +184,18 @@ def later_rows(n_heads: int) -> int:
     return 5 if n_heads <= 2 else 10
 
 
+def _check_time(stage: str, trace: Trace) -> None:
+    if trace.expired:
+        raise OutOfTime(stage)
+
+
 def _watcher(stage: str, trace: Trace) -> Watcher:
     """Progress of a pass as events, one a second at most; the end of the time ends the pass."""
     told = trace.seconds
 
     def watch(seen: int, of: int) -> None:
         nonlocal told
-        if trace.expired:
-            raise OutOfTime(stage)
+        _check_time(stage, trace)
         if trace.seconds - told >= 1.0:
             told = trace.seconds
             trace.emit(stage, seen, of=of)
@@ -211,8 +230,9 @@ def _check_span(
     """Phase 5 as in the paper, by queries to the body, beside the eigenvectors that are used."""
     d = rows.query.shape[1]
     body = sculpt_body(rows.select(slice(0, _QUERIED * d**2)), shape.proxy)
-    queried = span_by_queries(body, len(shape.wide) + 1, seed)
-    angle = span_angle(queried, shape.span)
+    angle = float("nan")
+    if d <= _LARGEST_QUERIED:
+        angle = span_angle(span_by_queries(body, len(shape.wide) + 1, seed), shape.span)
     tell_span(shape, body, angle, trace)
     return body, angle
 
@@ -236,7 +256,9 @@ def search_phase(
     return net
 
 
-def count_heads(examples: Examples, total: Float64, shape: BodyShape, trace: Trace) -> int:
+def count_heads(
+    examples: Examples, total: Float64, shape: BodyShape, width: int, trace: Trace
+) -> int:
     """The number of heads from the gap in the body's widths.
 
     One head shows before that: every row is its own certificate, whatever its pattern.
@@ -248,7 +270,11 @@ def count_heads(examples: Examples, total: Float64, shape: BodyShape, trace: Tra
     if share < _ONE_HEAD:
         tell_one_head(share, trace)
         return 1
-    heads, gap = shape.guess_heads(_MOST_HEADS)
+    most = min(_MOST_HEADS, width // (examples.k - 1))
+    if most < 2:
+        return 1
+    heads, gap = shape.guess_heads(most + 1)
+    heads = min(heads, most)
     tell_heads(heads, gap, trace)
-    check_crowd(examples, heads)
+    tell_theory(examples, heads, trace)
     return heads

@@ -64,6 +64,8 @@ def literal_net(
     norm = float(np.linalg.norm(shape.proxy))
     ticks = np.arange(-np.floor(radius / spacing), np.floor(radius / spacing) + 1) * spacing
     grid = [c for c in itertools.product(ticks, ticks) if c[0] ** 2 + c[1] ** 2 <= radius**2]
+    if len(grid) < 2:
+        raise ValueError(f"radius={radius}, spacing={spacing}: one point; pass a smaller spacing")
     points = norm * np.einsum("cs,sab->cab", np.array(grid), shape.span)
     pairs = np.array(list(itertools.combinations(range(len(points)), 2)))
     units = fit.x_scale**2
@@ -71,7 +73,8 @@ def literal_net(
     for start in range(0, len(pairs), 512):
         theta = points[pairs[start : start + 512]] * units
         part, w = _held_out_errors(jnp.asarray(theta), fit.data, held.data)
-        errors[start : start + 512] = np.asarray(part)
+        part = np.nan_to_num(np.asarray(part), nan=np.inf)
+        errors[start : start + 512] = part
         place = int(np.argmin(part))
         if float(part[place]) < best[0]:
             best = (float(part[place]), theta[place], np.asarray(w[place]))

@@ -56,6 +56,8 @@ def large_margin_rows(
     times: in few dimensions the same token would otherwise crowd out the others.
 
     Source: phase 3 of Chen & Li. Cost: one pass, O(n k d (d + k)).
+    Trust: that all heads attend to the token ahead is likely, not certain, where the proxy has the
+    same inner product with every dense and incoherent Theta_i; others are outliers of the fit.
     """
     k, largest = examples.k, Lowest(8 * count)
     for part in walk(examples, watch=watch):

@@ -10,6 +10,7 @@ from mhalearn.sculpt.certification import CertifiedRows
 from mhalearn.threads import one_lapack_thread
 
 _REWEIGHTINGS = 8
+_ROWS = 2048
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class BodyShape:
 
     def guess_heads(self, most: int) -> tuple[int, float]:
         """The head count at the largest gap of the spectrum, and that gap as a ratio."""
-        gaps = self.eigenvalues[1:most] / self.eigenvalues[: most - 1]
+        most = min(most, len(self.eigenvalues))
+        gaps = self.eigenvalues[1:most] / np.maximum(self.eigenvalues[: most - 1], 1e-300)
         best = int(np.argmax(gaps))
         return best + 2, float(gaps[best])
 
@@ -41,22 +43,39 @@ def fit_shape(rows: CertifiedRows, n_heads: int, trusted: int) -> BodyShape:
 
     Rows weigh 4 q (1 - q), less once their score is above that at rank `trusted`, and less again
     where they disagree with the others (eight reweightings).
-    Source: the eigenvector form of phases 2, 3 and 5. Cost: O(rows d^4 + d^6).
+    Source: the eigenvector form of phases 2, 3 and 5. Cost: O(rows d^4 + d^6) time, O(d^4) memory.
     Trust: a heuristic shortcut; `span_by_queries` is what it is checked against.
     """
     c, d = rows.query.shape
-    normals = (rows.query[:, :, None] * rows.difference[:, None, :]).reshape(c, d * d)
     offsets = rows.log_odds
-    usual = rows.score[min(trusted, c - 1)] + 1e-300
-    base = 4 * rows.weight * (1 - rows.weight) / (1 + (rows.score / usual) ** 2)
+    usual = np.partition(rows.score, min(trusted, c - 1))[min(trusted, c - 1)] + 1e-300
+    base = 4 * rows.weight * (1 - rows.weight) / (1 + np.minimum(rows.score / usual, 1e6) ** 2)
     weights, free = base, n_heads - 1
     for _ in range(_REWEIGHTINGS + 1):
         with one_lapack_thread():
-            values, basis = scipy.linalg.eigh((normals * weights[:, None]).T @ normals)
-        wide, firm = basis[:, :free], basis[:, free:]
+            values, basis = scipy.linalg.eigh(_gram(rows, weights))
+        wide, firm = basis[:, :free].T.reshape(free, d, d), basis[:, free:]
         stiffness = np.maximum(values[free:], 1e-12 * values[-1])
-        proxy = firm @ ((firm.T @ (normals.T @ (weights * offsets))) / stiffness)
-        leak = np.sum((normals @ wide) ** 2, axis=1) * float(proxy @ proxy)
-        doubt = leak + (normals @ proxy - offsets) ** 2
+        pull = np.einsum("c,cd,ce->de", weights * offsets, rows.query, rows.difference)
+        proxy = (firm @ ((firm.T @ pull.ravel()) / stiffness)).reshape(d, d)
+        leak = np.sum(_applied(rows, wide) ** 2, axis=1) * float(np.sum(proxy**2))
+        doubt = leak + (_applied(rows, proxy[None])[:, 0] - offsets) ** 2
         weights = base / np.sqrt(1 + doubt / max(float(np.median(doubt)), 1e-300))
-    return BodyShape(proxy.reshape(d, d), wide.T.reshape(free, d, d), values / values[-1])
+    return BodyShape(proxy, wide, values / values[-1])
+
+
+def _applied(rows: CertifiedRows, thetas: Float64) -> Float64:
+    """<x_r (x_a - x_b)^T, Theta> for every row and matrix: (c, s)."""
+    return np.einsum("csd,cd->cs", np.einsum("cd,sde->cse", rows.query, thetas), rows.difference)
+
+
+def _gram(rows: CertifiedRows, weights: Float64) -> Float64:
+    """The weighted Gram matrix of the constraints (d^2, d^2), from a few rows at a time."""
+    d = rows.query.shape[1]
+    gram = np.zeros((d * d, d * d))
+    for start in range(0, len(weights), _ROWS):
+        part = slice(start, start + _ROWS)
+        outer = rows.query[part, :, None] * rows.difference[part, None, :]
+        normals = outer.reshape(-1, d * d)
+        gram += (normals * weights[part, None]).T @ normals
+    return gram

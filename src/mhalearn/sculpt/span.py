@@ -16,7 +16,8 @@ def span_by_queries(body: ConvexBody, n_heads: int, seed: int = 0) -> Float64:
     is long only along the affine hull, so the chord found lies close to it, and stretching along
     the chord brings it closer. 1 + 6 (m - 1) queries in all.
     Source: phase 5 of Chen & Li, with linear optimisation in place of their separation oracle.
-    Trust: exact for a body that is thin across the affine hull.
+    Trust: as good as the body is thin across the affine hull: with three heads and more, and tight
+    budgets, it is not, and the chords stray from the hull.
     """
     rng = np.random.default_rng([seed, 0x59A4])
     proxy = body.minimum_norm_point()

@@ -129,11 +129,14 @@ def tell_sum(rows: MarginRows, refined: RefinedSum, round_: int, trace: Trace) -
 
 
 def tell_span(shape: BodyShape, body: ConvexBody, angle: float, trace: Trace) -> None:
+    detail = f"sine {angle:.2g} between the eigenvectors' span and that by queries to the body"
+    if np.isnan(angle):
+        detail = "by eigenvectors; too large to be checked by queries to the body"
     trace.emit(
         "phase 5: span",
-        detail=f"sine {angle:.2g} between the eigenvectors' span and that by queries to the body",
+        detail=detail,
         heads=len(shape.wide) + 1,
-        angle=angle,
+        angle=None if np.isnan(angle) else angle,
         violation=body.membership(shape.proxy).violation,
     )
 
