@@ -134,7 +134,9 @@ def test_shape_and_queries_find_the_span_of_the_heads(truth, rows):
     assert relative(shape.proxy, exact.proxy) < 0.1
     assert shape.guess_heads(5)[0] == HEADS
     body = sculpt_body(rows.select(slice(0, 2 * D * D)), shape.proxy)
-    assert span_angle(span_by_queries(body, HEADS), shape.span) < 0.15
+    queried = span_by_queries(body, HEADS)
+    assert queried.queries == 7
+    assert span_angle(queried.basis, shape.span) < 0.15
 
 
 def test_refined_sum_needs_the_proxy_and_robustness(truth, examples):

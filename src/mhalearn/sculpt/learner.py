@@ -232,7 +232,8 @@ def _check_span(
     body = sculpt_body(rows.select(slice(0, _QUERIED * d**2)), shape.proxy)
     angle = float("nan")
     if d <= _LARGEST_QUERIED:
-        angle = span_angle(span_by_queries(body, len(shape.wide) + 1, seed), shape.span)
+        queried = span_by_queries(body, len(shape.wide) + 1, seed)
+        angle = span_angle(queried.basis, shape.span)
     tell_span(shape, body, angle, trace)
     return body, angle
 

@@ -1,5 +1,7 @@
 """Phase 5: the span of the attention matrices, by queries to the body."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from mhalearn.layer import Float64
@@ -8,8 +10,16 @@ from mhalearn.sculpt.body import ConvexBody
 _CHASES = 3
 
 
-def span_by_queries(body: ConvexBody, n_heads: int, seed: int = 0) -> Float64:
-    """m well-spread points of the body span the attention matrices: (m, d, d), orthonormal.
+@dataclass(frozen=True)
+class QueriedSpan:
+    """An orthonormal basis (m, d, d) of the span, and the programmes it took."""
+
+    basis: Float64
+    queries: int
+
+
+def span_by_queries(body: ConvexBody, n_heads: int, seed: int = 0) -> QueriedSpan:
+    """m well-spread points of the body span the attention matrices.
 
     The first point is the minimum-norm point (one quadratic programme). Then, m - 1 times, the body
     is stretched along a random direction orthogonal to what was found (two linear programmes): it
@@ -30,7 +40,8 @@ def span_by_queries(body: ConvexBody, n_heads: int, seed: int = 0) -> Float64:
             chord = body.maximise(direction) - body.maximise(-direction)
             direction = _orthogonal(chord.ravel(), found).reshape(proxy.shape)
         found.append(direction.ravel())
-    return np.linalg.qr(np.stack(found).T)[0].T.reshape(n_heads, *proxy.shape)
+    basis = np.linalg.qr(np.stack(found).T)[0].T.reshape(n_heads, *proxy.shape)
+    return QueriedSpan(basis, 1 + 2 * _CHASES * (n_heads - 1))
 
 
 def span_angle(one: Float64, other: Float64) -> float:
