@@ -24,6 +24,7 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
 from phases import machine, mean_squared, span_sine
 
 import mhalearn as mha
@@ -96,6 +97,13 @@ def slope(x: list[float], y: list[float]) -> float:
     return float(np.polyfit(*np.log(np.array(points)).T, 1)[0])
 
 
+def exponent(record: dict) -> float:
+    """Of the frequency against the tolerance, where at least ten rows were found."""
+    enough = 10 / (record["n"] * record["k"])
+    points = zip(TOLERANCES, record["frequencies"], strict=True)
+    return slope(*map(list, zip(*[(t, f) for t, f in points if f >= enough], strict=True)))
+
+
 def medians(records: list[dict], name: str, value: str, **fixed: int) -> tuple[list, list]:
     """`value` against `name` over the successful runs with some parameters fixed.
 
@@ -116,7 +124,7 @@ def medians(records: list[dict], name: str, value: str, **fixed: int) -> tuple[l
 def expected_decay(records: list[dict], m: int) -> float:
     """-2/a with a the measured exponent of the frequency against the tolerance at k = 3."""
     shares = [r for r in records if r["kind"] == "frequency" and (r["m"], r["k"]) == (m, 3)]
-    return -2 / slope(list(TOLERANCES), shares[0]["frequencies"]) if shares else float("nan")
+    return -2 / exponent(shares[0]) if shares else float("nan")
 
 
 def laws(records: list[dict]) -> list[tuple[str, float, str]]:
@@ -124,7 +132,7 @@ def laws(records: list[dict]) -> list[tuple[str, float, str]]:
     found = []
     shares = [r for r in records if r["kind"] == "frequency"]
     for r in shares:
-        fitted = slope(list(TOLERANCES), r["frequencies"])
+        fitted = exponent(r)
         name = f"certified rows against tolerance, m = {r['m']}, k = {r['k']}"
         found.append((name, fitted, f"at least m - 1 = {r['m'] - 1}"))
     for name, other in (("m", "k"), ("k", "m")):
@@ -159,16 +167,14 @@ def laws(records: list[dict]) -> list[tuple[str, float, str]]:
 
 def draw(records: list[dict]) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "mhalearn", "font.size": 9}):
-        figure = Figure(figsize=(10.5, 3.4), layout="constrained", facecolor="white")
+        figure = Figure(figsize=(11.5, 3.4), layout="constrained", facecolor="white")
         FigureCanvasSVG(figure)
         share, error, clock = figure.subplots(1, 3)
         colours = {1: "#777777", 2: "#1b6ca8", 3: "#e07b39", 4: "#5a9e4b"}
         dashes = {3: "-", 4: "--", 6: ":"}
         for r in records:
             if r["kind"] == "frequency":
-                label = (
-                    f"m = {r['m']}, k = {r['k']}: {slope(list(TOLERANCES), r['frequencies']):.1f}"
-                )
+                label = f"m = {r['m']}, k = {r['k']}: {exponent(r):.1f}"
                 style = {"color": colours[r["m"]], "linestyle": dashes[r["k"]], "label": label}
                 share.loglog(
                     TOLERANCES, np.where(r["frequencies"], r["frequencies"], np.nan), **style
@@ -192,8 +198,15 @@ def draw(records: list[dict]) -> None:
             clock.loglog(n, seconds, "o-", color=colours[m], label=f"m = {m}{law}")
         clock.set_xlabel("examples N")
         clock.set_title("Seconds, two cores, d = 16", loc="left", fontsize=10)
-        for axes in (share, error, clock):
-            axes.legend(frameon=False, fontsize=7, title="fitted exponent", title_fontsize=7)
+        style = {"frameon": False, "fontsize": 7, "title": "fitted exponent", "title_fontsize": 7}
+        share.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), **style)
+        for axes in (error, clock):
+            axes.legend(**style)
+        for axis in (share.xaxis, clock.yaxis):
+            axis.set_major_formatter(ScalarFormatter())
+            axis.set_minor_formatter(NullFormatter())
+        share.set_xticks([0.05, 0.1, 0.2, 0.4])
+        clock.set_yticks([10, 20, 40])
         PICTURE.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(PICTURE, metadata={"Date": None})
 
