@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
-from mhalearn.attention import float64
+from mhalearn.attention import float64, in_float64
 from mhalearn.examples import Examples
 from mhalearn.inputs import sample_inputs
 from mhalearn.layer import AttentionLayer
@@ -15,6 +15,7 @@ from mhalearn.matching import compare
 from mhalearn.newton import continuation, learn
 from mhalearn.newton.head_count import choose_heads
 from mhalearn.newton.learner import Choice, most_heads, split_for_choice
+from mhalearn.newton.revival import better, revived
 from mhalearn.newton.start import Scales, estimate_scales, random_starts
 from mhalearn.outcome import Outcome, Solution, Trace
 from mhalearn.polish import State, polish
@@ -109,6 +110,39 @@ def test_time_runs_out_honestly():
     assert solution.outcome is Outcome.TIME_LIMIT
     x, y, _ = examples.arrays()
     assert np.sum((solution.layer(x) - y) ** 2) <= np.sum(y**2)  # no worse than nothing
+
+
+@pytest.mark.parametrize("scale", [2.0, 6.0])
+def test_layers_are_recovered_close_to_the_counting_limit(scale):
+    """Ten examples where eight could do: single starts mostly fail, and sharp attention stalls
+    conjugate gradients."""
+    truth = random_layer(2, 8, scale=scale, seed=7)
+    examples = make_examples(truth, n=10, k=4)
+    assert examples.n == 1.25 * examples.counting_limit(2)
+    solution = run(examples, 2)
+    assert compare(solution.layer, truth).max_error < 1e-6
+
+
+@in_float64
+def test_revival_melts_all_or_replaces_one_head_of_each_start():
+    rng = np.random.default_rng(0)
+    shape = (3, 4, D, D)
+    state = State(*(jnp.asarray(rng.normal(size=s)) for s in (shape, (3, 4 * D, D), 3, 3, 3)))
+    np.testing.assert_array_equal(revived(state, 0, seed=1), state.theta)
+    changed = np.any(revived(state, 1, seed=1) != np.asarray(state.theta), axis=(2, 3))
+    np.testing.assert_array_equal(changed.sum(axis=1), [1, 1, 1])
+
+
+@in_float64
+def test_the_better_of_two_descents_is_kept_start_by_start():
+    def made(losses):
+        fill = jnp.asarray(losses)
+        theta = jnp.broadcast_to(fill[:, None, None, None], (3, 2, D, D))
+        return State(theta, jnp.zeros((3, 2 * D, D)), fill, fill, fill)
+
+    kept = better(made([1.0, 2.0, 3.0]), made([2.0, 1.0, jnp.nan]))
+    np.testing.assert_array_equal(kept.loss, [1.0, 1.0, 3.0])
+    np.testing.assert_array_equal(kept.theta[:, 0, 0, 0], [1.0, 1.0, 3.0])
 
 
 def test_a_solver_that_diverges_says_so(monkeypatch):

@@ -61,7 +61,9 @@ class Case:
         labels = np.where((np.arange(K) < lengths[:, None])[..., None], y, 0.0)
         self.residual = (labels - np.asarray(forward(self.theta, self.fit.w, whole))).ravel()
         self.head_scale = np.asarray(jax.jit(precondition)(self.theta, self.fit, self.data)[-1])
-        self._matrix_free = jax.jit(matrix_free, static_argnames=("max_steps", "head_dim"))
+        self._matrix_free = jax.jit(
+            matrix_free, static_argnames=("max_steps", "head_dim", "direct")
+        )
 
     def schur(self):
         lift = np.trace(self.v.T @ self.v) / self.v.shape[1] * 1e-14 + float(self.ridge)
@@ -76,7 +78,7 @@ class Case:
         theta = np.asarray(query_first(self.theta)).ravel()
         return matrix, self.j.T @ self.residual - float(self.ridge) * theta
 
-    def step(self, damping, head_dim=None):
+    def step(self, damping, head_dim=None, max_steps=500, direct=False):
         found = self._matrix_free(
             self.theta,
             self.fit,
@@ -84,8 +86,9 @@ class Case:
             ridge=self.ridge,
             damping=jnp.asarray(damping),
             tolerance=jnp.asarray(1e-13),
-            max_steps=500,
+            max_steps=max_steps,
             head_dim=head_dim,
+            direct=direct,
         )
         return np.asarray(query_first(found)).ravel()
 
@@ -126,6 +129,16 @@ def test_a_matrix_free_step_equals_the_dense_solve(case, damping):
     expected = np.linalg.solve(*case.equations(damping))
     assert np.linalg.norm(expected) > 1e-3
     assert np.linalg.norm(case.step(damping) - expected) < 1e-9 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("damping", [1e-6, 1e-2])
+@in_float64
+def test_a_direct_step_needs_next_to_no_conjugate_gradients(case, damping):
+    expected = np.linalg.solve(*case.equations(damping))
+    direct = case.step(damping, max_steps=3, direct=True)
+    assert np.linalg.norm(direct - expected) < 1e-9 * np.linalg.norm(expected)
+    other = case.step(damping, max_steps=3)
+    assert np.linalg.norm(other - expected) > 1e-3 * np.linalg.norm(expected)
 
 
 @in_float64
