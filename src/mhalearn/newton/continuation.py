@@ -17,7 +17,7 @@ from mhalearn.polish import NO_RIDGE, ROUNDING, Ridge, State, begin, descend, fr
 from mhalearn.problem import Problem
 
 _FIRST, _SHAPED = 3.0, 1e-2
-_FREE_STEPS = 80
+_FREE_STEPS = 150
 _OFFER_SECONDS = 5.0
 # A loss from which finishing is worth direct steps, and how many.
 _CLOSE, _FINISHING_STEPS = 1e-4, 40
