@@ -1,6 +1,6 @@
 """The learner: rounds of starts, each round more patient, until one explains held-out examples."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class Round:
 # Generic layers with a few times the counting limit of examples fall to the first round; sixteen
 # starts in all are what is worth trying near the limit.
 ROUNDS = (Round(1, 4, 1e-2, 0), Round(5, 40, 1e-4, 2), Round(5, 80, 1e-5, 2), Round(5, 80, 1e-5, 4))
+# Times the counting limit up to which local minima abound and second chances pay.
+_SCARCE = 3.0
 # Surplus heads make a lost head rare, so that a search for the head count can be brief.
 BRIEF_ROUNDS = (Round(1, 10, 1e-2, 0), Round(1, 30, 1e-2, 0))
 
@@ -62,6 +64,8 @@ def learn(
         fit, held = split_for_choice(examples, count, bias=bias, head_dim=head_dim, seed=seed)
         problem = make_problem(fit, count, bias=bias, causal=causal)
         choice = Choice(problem, held, trace)
+        if fit.n > _SCARCE * examples.counting_limit(count, bias, head_dim):
+            rounds = tuple(replace(round_, revivals=0) for round_ in rounds)
         if start is not None and start.n_heads == count:
             choice.offer(polish(start, problem, trace, head_dim=head_dim)[0])
         outcome = run_rounds(
