@@ -128,9 +128,10 @@ def learn(
             }
         )
     else:
+        found = bool(estimator.layer_.w.any())  # a run may end before it has a layer
         limit = data.counting_limit(estimator.n_heads_, bias=bias, head_dim=head_dim)
         facts = {
-            "layer": f"{estimator.n_heads_} heads, d = {data.d}: "
+            "layer": (f"{estimator.n_heads_} heads, d = {data.d}: " if found else "zeros: ")
             + (str(out) if out else "not saved (add --out layer.safetensors)"),
             "examples": f"{data.n}: {times(data.n, limit)}",
         }

@@ -33,6 +33,8 @@ def ridge_at(g: float, scales: Scales, problem: Problem) -> Ridge:
 def _schedule(steps: int, last: float) -> NDArray[np.float64]:
     """Slowly through the strengths at which heads take shape, then quickly on to `last`."""
     slow = np.geomspace(_FIRST, _SHAPED, steps)
+    if last >= _SHAPED:
+        return slow
     return np.concatenate([slow, np.geomspace(_SHAPED, last, 1 + steps // 4)[1:]])
 
 
