@@ -145,6 +145,16 @@ def test_the_better_of_two_descents_is_kept_start_by_start():
     np.testing.assert_array_equal(kept.theta[:, 0, 0, 0], [1.0, 1.0, 3.0])
 
 
+def test_nothing_is_finished_where_every_start_diverged():
+    nothing = State(*(jnp.full(shape, jnp.nan) for shape in ((2, 2, D, D), (2, 2 * D, D), 2, 2, 2)))
+    examples = make_examples(random_layer(2, D, seed=1))
+    problem = make_problem(examples, 2, bias=False, causal=False)
+    offered = []
+    continuation.finish(nothing, problem, Trace(), offered.append, stage="finish")
+    assert not offered
+    assert np.isfinite(revived(nothing, 0, seed=1)).all()
+
+
 def test_a_solver_that_diverges_says_so(monkeypatch):
     def diverge(state, *_, **__):
         return State(*(jnp.full_like(leaf, jnp.nan) for leaf in state))

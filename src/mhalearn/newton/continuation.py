@@ -83,7 +83,7 @@ def finish(
     state: State, problem: Problem, trace: Trace, offer: Callable[[State], None], *, stage: str
 ) -> None:
     """Take the best start on by direct steps, if it is close: saturated attention stalls others."""
-    best = int(np.nanargmin(np.asarray(state.loss)))
+    best = int(np.argmin(np.nan_to_num(np.asarray(state.loss), nan=np.inf)))
     one = jax.tree.map(lambda leaf: leaf[best : best + 1], state)
     if not ROUNDING < float(one.loss[0]) < _CLOSE:
         return

@@ -17,14 +17,14 @@ def revived(state: State, cycle: int, seed: int) -> NDArray[np.float64]:
     one in a random head's place: a local minimum often has one head lost or doubled and the others
     right.
     """
-    theta = np.array(state.theta)
+    theta = np.where(np.isfinite(state.theta), state.theta, 0.0)
     if cycle % 2 == 0:
         return theta
     rng = np.random.default_rng([seed, 0x2E71, cycle])
     for start in theta:
         fresh = rng.normal(size=start.shape[1:])
         start[rng.integers(len(start))] = fresh / np.linalg.norm(fresh)
-    return np.where(np.isfinite(theta), theta, 0.0)
+    return theta
 
 
 @in_float64
