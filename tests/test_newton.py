@@ -145,6 +145,7 @@ def test_the_better_of_two_descents_is_kept_start_by_start():
     np.testing.assert_array_equal(kept.theta[:, 0, 0, 0], [1.0, 1.0, 3.0])
 
 
+@in_float64
 def test_nothing_is_finished_where_every_start_diverged():
     nothing = State(*(jnp.full(shape, jnp.nan) for shape in ((2, 2, D, D), (2, 2 * D, D), 2, 2, 2)))
     examples = make_examples(random_layer(2, D, seed=1))
