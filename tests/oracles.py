@@ -38,16 +38,19 @@ def attention_layer(
 
 def counting_limit(lengths, d, e, heads, *, bias=False, head_dim=None) -> float:
     """N_min by counting, one head and one example at a time."""
-    theta = w = v = 0
-    for _ in range(heads):
-        if head_dim is None:
-            theta, w, v = theta + d * d, w + d * e, v + d
-        else:
-            narrow = min(head_dim, e)
-            theta += head_dim * (2 * d - head_dim)
-            w += narrow * (d + e - narrow)
-            v += head_dim
-    unknowns = theta + w + (v + e if bias else 0)
-    scalars = sum(length * e for length in lengths) / len(lengths)
-    about_theta = sum(length * min(e, heads * (length - 1)) for length in lengths) / len(lengths)
-    return max(unknowns / scalars, theta / about_theta)
+    ranks = [min(d if head_dim is None else head_dim, e) for _ in range(heads)]
+    inside = min(e, sum(ranks))
+
+    theta, v = (d * d, d) if head_dim is None else (head_dim * (2 * d - head_dim), head_dim)
+
+    def unknowns(width: int) -> int:
+        """What is left to learn when outputs are known to lie in a space of that dimension."""
+        count = width if bias else 0
+        for rank in ranks:
+            count += theta + rank * (d + width - rank) + (v if bias else 0)
+        return count
+
+    rows = sum(lengths) / len(lengths)
+    about_theta = sum(n * min(inside, heads * (n - 1)) for n in lengths) / len(lengths)
+    least = unknowns(e) / (rows * e), unknowns(inside) / (rows * inside)
+    return max(*least, heads * theta / about_theta)

@@ -1,8 +1,10 @@
 import hashlib
 import json
+import math
 import os
 import tracemalloc
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
@@ -557,8 +559,8 @@ def test_counting_limits_by_hand():
     assert of_shape(8, 16, 16).counting_limit(3) == 12.0
     # One head, k = 2, d = e = 4: Theta has 16 unknowns, an example 2 min(4, 1) scalars about it.
     assert of_shape(2, 4, 4).counting_limit(1) == 8.0
-    # Rank 1: Theta 7, W 7, 14 / (2 * 4) < 7 / 2.
-    assert of_shape(2, 4, 4).counting_limit(1, head_dim=1) == 3.5
+    # Rank 1: outputs are multiples of one vector. Theta 7, W 4 along it; 2 scalars an example.
+    assert of_shape(2, 4, 4).counting_limit(1, head_dim=1) == 5.5
     # Biases: 32 + 4 for v + 4 for c, over 8 tokens of 4.
     assert of_shape(8, 4, 4).counting_limit(1, bias=True) == 40 / 32
 
@@ -572,6 +574,31 @@ def test_counting_limits_equal_a_count(heads, bias, head_dim, lengths, e):
     expected = oracles.counting_limit(lengths or [5] * 3, 6, e, heads, bias=bias, head_dim=head_dim)
     found = of_shape(5, 6, e, lengths).counting_limit(heads, bias, head_dim)
     assert found == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize(("heads", "rank", "e"), [(2, 1, 6), (1, 2, 9), (3, 1, 2)])
+def test_below_the_counting_limit_narrow_layers_have_neighbours(heads, rank, e):
+    """The rank of the derivative in the factors: full at twice the limit, never below the limit."""
+    rng = np.random.default_rng(heads)
+    shapes = [(heads, 6, rank), (heads, rank, 6), (heads, 6, rank), (heads, rank, e)]
+    factors = [rng.normal(size=shape) for shape in shapes]
+    limit = of_shape(4, 6, e).counting_limit(heads, head_dim=rank)
+
+    def outputs(a, b, c, w, x):
+        logits = jnp.einsum("nrq,mqh,mhd,njd->nmrj", x, a, b, x)
+        return jnp.einsum("nmrj,njd,mdh,mhe->nre", jax.nn.softmax(logits), x, c, w)
+
+    def seen(n):
+        x = rng.normal(size=(n, 4, 6))
+        with jax.enable_x64(True):
+            blocks = jax.jacobian(outputs, argnums=(0, 1, 2, 3))(*map(jnp.asarray, factors), x)
+        flat = np.hstack([np.asarray(block).reshape(n * 4 * e, -1) for block in blocks])
+        return np.linalg.matrix_rank(flat, tol=1e-9 * np.linalg.norm(flat, 2))
+
+    narrow = min(rank, e)
+    unknowns = heads * (rank * (12 - rank) + narrow * (6 + e - narrow))
+    assert seen(math.ceil(limit) - 1) < unknowns
+    assert seen(math.ceil(2 * limit)) == unknowns
 
 
 def test_full_rank_counts_as_dense():

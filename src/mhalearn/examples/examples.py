@@ -222,9 +222,11 @@ class Examples:
     ) -> float:
         """The number of examples below which no method can determine the layer: N_min.
 
-        The larger of unknowns / (k e) and Theta unknowns / (k min(e, m (k - 1))): an example has
-        k e scalars, and only that many of them speak about the attention. bias: key vectors and
-        output bias are unknown too. head_dim: heads of that rank, with fewer unknowns. Where
+        The largest of three counts of unknowns over scalars. All unknowns over the k e scalars of
+        an example; those of Theta over the k min(s, m (k - 1)) that speak about attention; and,
+        because outputs lie in a space of s = min(e, m rank(W)) dimensions, those left when that
+        space is known over the k s scalars inside it, which decides for narrow heads.
+        bias: key vectors and output bias are unknown too. head_dim: heads of that rank. Where
         lengths differ, the scalars of an example are averaged over the examples' lengths.
         """
         m, d, e = check_count("n_heads", n_heads), self.d, self.out_dim
@@ -233,17 +235,20 @@ class Examples:
             raise ValueError(f"head_dim={h}: a head of d = {d} features has rank at most {d}")
         narrow = min(h, e)  # the rank of W_i; the formulas give d^2 and d e at full rank
         of_theta = m * h * (2 * d - h)
-        of_w = m * narrow * (d + e - narrow)
-        of_bias = m * h + e if bias else 0
+        inside = min(e, m * narrow)  # dimensions of the outputs, the bias apart
+        of_w, of_w_inside = (m * narrow * (d + width - narrow) for width in (e, inside))
+        of_bias, of_bias_inside = (m * h + width if bias else 0 for width in (e, inside))
         lengths = np.array([self.k])
         if self.has_lengths:
             blocks = range(len(self._source.starts) - 1)
             lengths = np.concatenate([self._source.lengths(index) for index in blocks])
-        scalars = np.mean(lengths * e)
-        about_theta = np.mean(lengths * np.minimum(e, m * (lengths - 1)))
+        rows = np.mean(lengths)
+        about_theta = np.mean(lengths * np.minimum(inside, m * (lengths - 1)))
         if about_theta == 0:  # every example has one token: its attention is constant
             return math.inf
-        return float(max((of_theta + of_w + of_bias) / scalars, of_theta / about_theta))
+        everything = (of_theta + of_w + of_bias) / (rows * e)
+        within = (of_theta + of_w_inside + of_bias_inside) / (rows * inside)
+        return float(max(everything, within, of_theta / about_theta))
 
     def save(self, path: str | Path, *, shard_size: int | None = None) -> None:
         """Write the examples to a .safetensors or .npz file, atomically, or to a folder of shards.
