@@ -13,12 +13,12 @@ from mhalearn.inputs import sample_inputs
 from mhalearn.layer import AttentionLayer
 from mhalearn.matching import compare
 from mhalearn.newton import continuation, learn
+from mhalearn.newton.exchange import better, exchanged, rescaled
 from mhalearn.newton.head_count import choose_heads
 from mhalearn.newton.learner import Choice, most_heads, split_for_choice
-from mhalearn.newton.revival import better, revived
 from mhalearn.newton.start import Scales, estimate_scales, random_starts
 from mhalearn.outcome import Outcome, Solution, Trace
-from mhalearn.polish import State, polish
+from mhalearn.polish import Ridge, State, polish
 from mhalearn.problem import make_problem
 from mhalearn.reduction import reduce_heads
 from mhalearn.teachers import random_layer
@@ -123,26 +123,50 @@ def test_layers_are_recovered_close_to_the_counting_limit(scale):
     assert compare(solution.layer, truth).max_error < 1e-6
 
 
+def states(rng, starts=3, heads=4):
+    shape = (starts, heads, D, D)
+    sizes = (shape, (starts, heads * D, D), starts, starts, starts)
+    return State(*(jnp.asarray(rng.normal(size=size)) for size in sizes))
+
+
 @in_float64
-def test_revival_melts_all_or_replaces_one_head_of_each_start():
-    rng = np.random.default_rng(0)
-    shape = (3, 4, D, D)
-    state = State(*(jnp.asarray(rng.normal(size=s)) for s in (shape, (3, 4 * D, D), 3, 3, 3)))
-    np.testing.assert_array_equal(revived(state, 0, seed=1), state.theta)
-    changed = np.any(revived(state, 1, seed=1) != np.asarray(state.theta), axis=(2, 3))
-    np.testing.assert_array_equal(changed.sum(axis=1), [1, 1, 1])
+@pytest.mark.parametrize("starts", [1, 3])
+def test_an_exchange_replaces_one_head_of_each_start(starts):
+    state = states(np.random.default_rng(0), starts)
+    before = np.asarray(state.theta)
+    for seed in range(8):
+        after = exchanged(state, np.random.default_rng(seed))
+        changed = np.any(after != before, axis=(2, 3))
+        np.testing.assert_array_equal(changed.sum(axis=1), np.ones(starts))
+        for start, head in zip(*np.nonzero(changed), strict=True):
+            others = np.delete(before, start, axis=0)
+            copied = np.any(np.all(others == after[start, head], axis=(2, 3)))
+            assert copied or np.linalg.norm(after[start, head]) == pytest.approx(1.0)
 
 
 @in_float64
 def test_the_better_of_two_descents_is_kept_start_by_start():
-    def made(losses):
+    def made(losses, size):
         fill = jnp.asarray(losses)
-        theta = jnp.broadcast_to(fill[:, None, None, None], (3, 2, D, D))
+        theta = jnp.full((3, 2, D, D), size)
         return State(theta, jnp.zeros((3, 2 * D, D)), fill, fill, fill)
 
-    kept = better(made([1.0, 2.0, 3.0]), made([2.0, 1.0, jnp.nan]))
+    small, large = made([1.0, 2.0, 3.0], 0.1), made([2.0, 1.0, jnp.nan], 1.0)
+    kept, improved = better(small, large, Ridge(0.0, 0.0))
     np.testing.assert_array_equal(kept.loss, [1.0, 1.0, 3.0])
-    np.testing.assert_array_equal(kept.theta[:, 0, 0, 0], [1.0, 1.0, 3.0])
+    assert not improved
+    assert better(small, made([2.0, 0.5, 9.0], 1.0), Ridge(0.0, 0.0))[1]
+    # Under a ridge, the smaller of two layers that fit alike.
+    np.testing.assert_array_equal(better(small, large, Ridge(1.0, 0.0))[0].loss, [1.0, 2.0, 3.0])
+
+
+@in_float64
+def test_the_prior_follows_the_heads():
+    state = states(np.random.default_rng(1))
+    norms = np.linalg.norm(np.asarray(state.theta), axis=(2, 3))
+    learned = rescaled(Scales(2.0, 0.5), state, 1.5)
+    assert learned.theta == pytest.approx(1.5 * np.sqrt(np.mean(norms**2)))
+    assert learned.w == 0.5
 
 
 @in_float64
@@ -151,9 +175,11 @@ def test_nothing_is_finished_where_every_start_diverged():
     examples = make_examples(random_layer(2, D, seed=1))
     problem = make_problem(examples, 2, bias=False, causal=False)
     offered = []
-    continuation.finish(nothing, problem, Trace(), offered.append, stage="finish")
+    task = continuation.Task(problem, Trace(), offered.append, None, direct=False)
+    continuation.finish(nothing, task, stage="finish")
     assert not offered
-    assert np.isfinite(revived(nothing, 0, seed=1)).all()
+    assert np.isfinite(exchanged(nothing, np.random.default_rng(0))).all()
+    assert rescaled(Scales(2.0, 0.5), nothing, 1.0).theta == 2.0
 
 
 def test_a_solver_that_diverges_says_so(monkeypatch):

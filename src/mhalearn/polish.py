@@ -20,13 +20,16 @@ from mhalearn.problem import Problem
 _CG_STEPS = 200
 # With the exact factor as preconditioner they only make good for its rounding.
 _DIRECT_CG_STEPS = 8
-# Unknowns of Theta up to which a direct step costs no more than a few of the others.
-DIRECT = 512
 # Unknowns up to which a few of them are worth their price, to finish what is nearly exact.
 FINISHED = 2048
 _NEARLY = 1e-10
 # A relative squared error of this size is rounding: descent stops there.
 ROUNDING = 1e-27
+
+
+def most_direct() -> int:
+    """Unknowns of Theta up to which a direct step costs no more than a few of the others."""
+    return 512 if jax.default_backend() == "cpu" else FINISHED
 
 
 class Ridge(NamedTuple):
@@ -166,7 +169,7 @@ def polish(
     if problem.energy == 0.0:  # zero labels: no attention, no projection
         return problem.zero_layer(layer.n_heads), 0.0
     state = begin(problem.theta(layer)[None], problem)
-    direct = state.theta[0].size <= DIRECT
+    direct = state.theta[0].size <= most_direct()
     for step in range(max_steps):
         state = descend(state, problem, head_dim=head_dim, direct=direct)
         loss = float(state.loss[0])

@@ -5,22 +5,21 @@ variance, shrinks: early on only what many examples agree on moves the parameter
 where examples are few.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 from mhalearn.newton.start import Scales
 from mhalearn.outcome import Trace
-from mhalearn.polish import NO_RIDGE, ROUNDING, Ridge, State, begin, descend, freed, settled
+from mhalearn.polish import NO_RIDGE, ROUNDING, Ridge, State, descend, freed, settled
 from mhalearn.problem import Problem
 
-_FIRST, _SHAPED = 3.0, 1e-2
 _FREE_STEPS = 150
 _OFFER_SECONDS = 5.0
-# A loss from which finishing is worth direct steps, and how many.
-_CLOSE, _FINISHING_STEPS = 1e-4, 40
+# A loss from which finishing is worth direct steps.
+_CLOSE = 1e-4
 
 
 def ridge_at(g: float, scales: Scales, problem: Problem) -> Ridge:
@@ -30,67 +29,62 @@ def ridge_at(g: float, scales: Scales, problem: Problem) -> Ridge:
     return Ridge(share * entries / scales.theta**2, share / scales.w**2)
 
 
-def _schedule(steps: int, last: float) -> NDArray[np.float64]:
-    """Slowly through the strengths at which heads take shape, then quickly on to `last`."""
-    slow = np.geomspace(_FIRST, _SHAPED, steps)
-    if last >= _SHAPED:
-        return slow
-    return np.concatenate([slow, np.geomspace(_SHAPED, last, 1 + steps // 4)[1:]])
+@dataclass(frozen=True)
+class Task:
+    """What every start of a round shares."""
+
+    problem: Problem
+    trace: Trace
+    offer: Callable[[State], None]  # to the choice among starts
+    head_dim: int | None
+    direct: bool
+
+    def step(self, state: State, ridge: Ridge = NO_RIDGE) -> State:
+        return descend(state, self.problem, ridge, self.head_dim, direct=self.direct)
 
 
 def anneal(
-    theta: NDArray[np.float64],
-    problem: Problem,
-    scales: Scales,
-    trace: Trace,
-    offer: Callable[[State], None],
-    *,
-    stage: str,
-    steps: int,
-    last: float,
-    head_dim: int | None,
-    direct: bool = False,
+    state: State, task: Task, scales: Scales, strengths: Iterable[float], *, stage: str
 ) -> State:
-    """Anneal g from 3 to `last`, in `steps` steps and a quarter more; then descend freely.
-
-    Free descent ends when every start has settled, or one has hit rounding.
-    The end is offered to the choice among starts, and on long runs what there is every few seconds,
-    so that an interrupted run keeps it.
-    """
-    state = begin(theta, problem)
-    offered = trace.seconds
-    schedule = _schedule(steps, last)
-    steps = len(schedule)
-    for step in range(steps + _FREE_STEPS):
-        free = step >= steps
-        ridge = NO_RIDGE if free else ridge_at(float(schedule[step]), scales, problem)
-        if step == steps:
-            state = freed(state)
-        state = descend(state, problem, ridge, head_dim, direct=direct)
-        losses = np.asarray(state.loss)
-        best = float(np.nanmin(losses, initial=np.inf))
-        trace.emit(stage, step, best)
-        if trace.expired or (free and (best < ROUNDING or settled(state).all())):
+    """One step of every start at each strength g of the ridge."""
+    for step, g in enumerate(strengths):
+        state = task.step(state, ridge_at(float(g), scales, task.problem))
+        task.trace.emit(stage, step, _lowest(state))
+        if task.trace.expired:
             break
-        if trace.seconds - offered > _OFFER_SECONDS:
-            offer(state)
-            offered = trace.seconds
-    offer(state)
     return state
 
 
-def finish(
-    state: State, problem: Problem, trace: Trace, offer: Callable[[State], None], *, stage: str
-) -> None:
+def free(state: State, task: Task, *, stage: str) -> State:
+    """Descend without penalty until every start has settled, or one has hit rounding.
+
+    The end is offered to the choice among starts, and on long runs what there is every few seconds,
+    so that an interrupted run keeps it.
+    """
+    trace = task.trace
+    state, offered = freed(state), trace.seconds
+    for step in range(_FREE_STEPS):
+        if trace.expired:
+            break
+        state = task.step(state)
+        best = _lowest(state)
+        trace.emit(stage, step, best)
+        if best < ROUNDING or settled(state).all():
+            break
+        if trace.seconds - offered > _OFFER_SECONDS:
+            task.offer(state)
+            offered = trace.seconds
+    task.offer(state)
+    return state
+
+
+def finish(state: State, task: Task, *, stage: str) -> None:
     """Take the best start on by direct steps, if it is close: saturated attention stalls others."""
     best = int(np.argmin(np.nan_to_num(np.asarray(state.loss), nan=np.inf)))
     one = jax.tree.map(lambda leaf: leaf[best : best + 1], state)
-    if not ROUNDING < float(one.loss[0]) < _CLOSE:
-        return
-    one = freed(one)
-    for step in range(_FINISHING_STEPS):
-        one = descend(one, problem, direct=True)
-        trace.emit(stage, step, float(one.loss[0]))
-        if trace.expired or settled(one).all():
-            break
-    offer(one)
+    if ROUNDING < float(one.loss[0]) < _CLOSE:
+        free(one, replace(task, direct=True), stage=stage)
+
+
+def _lowest(state: State) -> float:
+    return float(np.nanmin(np.asarray(state.loss), initial=np.inf))

@@ -1,17 +1,19 @@
 """The learner: rounds of starts, each round more patient, until one explains held-out examples."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
-from mhalearn.newton.continuation import anneal, finish
+from mhalearn.newton.continuation import Task, anneal, finish, free, ridge_at
+from mhalearn.newton.exchange import better, exchanged, rescaled
 from mhalearn.newton.head_count import choose_heads
-from mhalearn.newton.revival import better, revived
-from mhalearn.newton.start import estimate_scales, random_starts
+from mhalearn.newton.start import Scales, estimate_scales, random_starts
 from mhalearn.outcome import Outcome, Solution, Trace
-from mhalearn.polish import DIRECT, FINISHED, State, polish
+from mhalearn.polish import FINISHED, State, begin, freed, most_direct, polish
 from mhalearn.precision import label_precision
 from mhalearn.problem import Problem, make_problem
 
@@ -22,22 +24,40 @@ _EXACT = 1e-16
 
 @dataclass(frozen=True)
 class Round:
-    """Starts that descend side by side, the steps and the end of their annealing, and how often
-    they get a second chance."""
+    """Starts that descend side by side: how they are annealed, and how often they trade heads."""
 
     n_starts: int
     anneal_steps: int
-    last_ridge: float
-    revivals: int
+    shaped: float  # the ridge at which heads have taken shape
+    release_steps: int = 0  # from there to hardly any, before the ridge is dropped
+    hops: int = 0
+    prior: float = 1.0  # width of the prior on |Theta| that hops use, over what was learned so far
+
+    @property
+    def annealing(self) -> NDArray[np.float64]:
+        return np.geomspace(3.0, self.shaped, self.anneal_steps)
+
+    @property
+    def hopping(self) -> NDArray[np.float64]:
+        return np.geomspace(1.0, self.shaped, 25)
+
+    @property
+    def releasing(self) -> NDArray[np.float64]:
+        return np.geomspace(self.shaped, 1e-5, self.release_steps + 1)[1:]
 
 
 # Generic layers with a few times the counting limit of examples fall to the first round; sixteen
 # starts in all are what is worth trying near the limit.
-ROUNDS = (Round(1, 4, 1e-2, 0), Round(5, 40, 1e-4, 2), Round(5, 80, 1e-5, 2), Round(5, 80, 1e-5, 4))
-# Times the counting limit up to which local minima abound and second chances pay.
+ROUNDS = (
+    Round(1, 4, 1e-2),
+    Round(5, 40, 1e-3, release_steps=8, hops=20),
+    Round(5, 60, 1e-3, release_steps=8, hops=40, prior=1.3),
+    Round(5, 60, 1e-3, release_steps=8, hops=60),
+)
+# Times the counting limit up to which local minima abound and hopping pays.
 _SCARCE = 3.0
 # Surplus heads make a lost head rare, so that a search for the head count can be brief.
-BRIEF_ROUNDS = (Round(1, 10, 1e-2, 0), Round(1, 30, 1e-2, 0))
+BRIEF_ROUNDS = (Round(1, 10, 1e-2), Round(1, 30, 1e-2))
 
 
 def learn(
@@ -65,7 +85,7 @@ def learn(
         problem = make_problem(fit, count, bias=bias, causal=causal)
         choice = Choice(problem, held, trace)
         if fit.n > _SCARCE * examples.counting_limit(count, bias, head_dim):
-            rounds = tuple(replace(round_, revivals=0) for round_ in rounds)
+            rounds = tuple(replace(round_, hops=0) for round_ in rounds)
         if start is not None and start.n_heads == count:
             choice.offer(polish(start, problem, trace, head_dim=head_dim)[0])
         outcome = run_rounds(
@@ -94,42 +114,62 @@ def run_rounds(
     seed: int,
     trace: Trace,
 ) -> Outcome:
-    """Offer every start's end point to the choice; stop at the first round that is exact."""
+    """Offer every start's end point to the choice; stop at the first one that is exact."""
     if problem.energy == 0.0:
         choice.offer(problem.zero_layer(n_heads))
         return Outcome.FITTED
     scales = estimate_scales(problem, n_heads)
     unknowns = n_heads * problem.query_dim * problem.d
+
+    def done() -> bool:
+        return choice.loss < exact or trace.expired
+
     for number, round_ in enumerate(rounds):
+        if done():
+            break
+        direct = number > 0 and unknowns <= most_direct()
+        task = Task(problem, trace, choice.offer_starts, head_dim, direct)
         theta = random_starts(problem, n_heads, round_.n_starts, seed, number)
-        best: State | None = None
-        for cycle in range(1 + round_.revivals):
-            if choice.loss < exact or trace.expired:
-                break
-            state = anneal(
-                theta,
-                problem,
-                scales,
-                trace,
-                choice.offer_starts,
-                stage=f"round {number + 1}" + f", revival {cycle}" * bool(cycle),
-                steps=round_.anneal_steps,
-                last=round_.last_ridge,
-                head_dim=head_dim,
-                direct=number > 0 and unknowns <= DIRECT,
-            )
-            if DIRECT < unknowns <= FINISHED and head_dim is None and choice.loss >= exact:
-                finish(state, problem, trace, choice.offer_starts, stage=f"finish {number + 1}")
-            best = state if best is None else better(best, state)
-            theta = revived(best, cycle, seed)
+        rng = np.random.default_rng([seed, 0x2E71, number])
+        run_round(round_, theta, task, scales, done, rng, stage=f"round {number + 1}")
     if choice.layer is None:
         choice.offer(problem.zero_layer(n_heads))
         return Outcome.TIME_LIMIT if trace.expired else Outcome.NONFINITE
-    if choice.loss < exact:
-        return Outcome.FITTED
-    if trace.expired:
-        return Outcome.TIME_LIMIT
-    return Outcome.FITTED
+    return Outcome.TIME_LIMIT if trace.expired and choice.loss >= exact else Outcome.FITTED
+
+
+def run_round(
+    round_: Round,
+    theta: NDArray[np.float64],
+    task: Task,
+    scales: Scales,
+    done: Callable[[], bool],
+    rng: np.random.Generator,
+    *,
+    stage: str,
+) -> None:
+    """Anneal the starts (s, m, q, d) and let them go; where it pays, trade heads and try again."""
+    problem = task.problem
+    finishing = most_direct() < theta[0].size <= FINISHED and task.head_dim is None
+
+    def let_go(shaped: State, stage: str) -> None:
+        state = anneal(freed(shaped), task, scales, round_.releasing, stage=stage)
+        state = free(state, task, stage=stage)
+        if finishing and not done():
+            finish(state, task, stage=f"{stage}, finish")
+
+    state = anneal(begin(theta, problem), task, scales, round_.annealing, stage=stage)
+    let_go(state, stage)
+    for hop in range(round_.hops):
+        if done():
+            break
+        name = f"{stage}, hop {hop + 1}"
+        scales = rescaled(scales, state, round_.prior)
+        fresh = begin(exchanged(state, rng), problem)
+        trial = anneal(fresh, task, scales, round_.hopping, stage=name)
+        state, improved = better(state, trial, ridge_at(round_.shaped, scales, problem))
+        if improved:
+            let_go(trial, name)
 
 
 def most_heads(examples: Examples, *, bias: bool, head_dim: int | None) -> int:
