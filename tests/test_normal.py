@@ -237,7 +237,7 @@ def test_full_heads_are_left_alone():
 # Memory
 
 
-def temporary_bytes(chunks, size, k, d, e, m) -> int:
+def temporary_bytes(chunks, size, k, d, e, m, *, direct=False) -> int:
     """What one descent step of one start holds beside its arguments, as compiled."""
 
     def of(*shape, dtype=np.float64):
@@ -255,7 +255,8 @@ def temporary_bytes(chunks, size, k, d, e, m) -> int:
 
     def step(state, data):
         rows = chunks * size * k
-        return descend(state, Problem(data, k, d, e, False, False, 1.0, 1.0, rows, 1.0))
+        problem = Problem(data, k, d, e, False, False, 1.0, 1.0, rows, 1.0)
+        return descend(state, problem, direct=direct)
 
     return jax.jit(step).lower(state, data).compile().memory_analysis().temp_size_in_bytes
 
@@ -273,3 +274,16 @@ def test_a_descent_step_never_holds_the_jacobian_nor_grows_faster_than_its_patte
     assert growth < 2 * row
     # What does not grow: some copies of one chunk's largest intermediate, (m d)^2 a row.
     assert few - growth * 8 * (8 * size) * k < 8 * 8 * size * k * (m * d) ** 2
+
+
+@in_float64
+def test_a_direct_step_holds_normal_matrices_and_no_jacobian():
+    k, d, e, m, size = 4, 8, 8, 4, 32
+    few, many = (temporary_bytes(chunks, size, k, d, e, m, direct=True) for chunks in (8, 64))
+    row = m * (k + d + e) + e
+    assert many - few < 2 * 8 * (64 - 8) * size * k * row
+    assert many < 8 * (64 * size * k * e) * (m * d**2) / 10
+    # A few matrices of the unknowns, the coupling to W, and one chunk's intermediates.
+    unknowns = m * d**2
+    fixed = 8 * (8 * unknowns**2 + 4 * unknowns * m * d * e + 8 * size * k * (m * d) ** 2)
+    assert few < fixed + 2 * 8 * 8 * size * k * row
