@@ -9,7 +9,7 @@ import numpy as np
 import scipy.linalg
 
 from mhalearn._types import Array, Float
-from mhalearn.attention import Chunk, LinearFit, attend, design, in_float64, total
+from mhalearn.attention import Chunk, LinearFit, attend, design, in_float64
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.normal import dense
@@ -22,6 +22,8 @@ DENSE_LIMIT = 4096
 NULL = 1e-12
 # The same for a head's mean square sensitivity, against that of a head without a softmax.
 _ROUNDED = 1e-18
+_HUGE = 2.0**200
+_EPS = 4 * float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class Parameters:
 class Spectrum:
     """Eigenvalues, ascending, of scaled normal matrices.
 
-    theta: of the Schur complement left when W is eliminated, in units where each head's block of
-    J^T J has mean diagonal one (or less, where it is rounding); w: of the design's Gram matrix,
-    which is the same for each of the output columns.
+    theta: of the Schur complement left when W is eliminated, in units where J^T J has diagonal one
+    (or less, where it is rounding); w: of the design's Gram matrix, likewise, which is the same for
+    each of the output columns.
     deviations: standard deviation of each parameter's estimate for label noise of deviation one;
     infinite where a parameter touches a null direction.
     token_size: root mean square of the tokens' features, to the nearest power of two.
@@ -54,22 +56,23 @@ class Spectrum:
 
 
 class _Moments(NamedTuple):
-    schur: Float[Array, "qmd qmd"]
-    coupling: Float[Array, "q md p e"]
-    chol: Float[Array, "p p"]
-    gram: Float[Array, "p p"]
+    square: Float[Array, "qmd qmd"]  # J^T J
+    cross: Float[Array, "q md p e"]  # J^T V
+    triangle: Float[Array, "r p"]  # R with R^T R = V^T V, which squares no rounding
 
 
 @jax.jit
 def _moments(theta: Float[Array, "m q d"], w: Float[Array, "p e"], data: Chunk) -> _Moments:
-    def gram_of(chunk: Chunk) -> Array:
-        v = design(attend(theta, chunk), chunk)
-        return jnp.einsum("brp,brs->ps", v, v)
+    width = len(w)
 
-    gram = total(gram_of, data)
-    lifted = gram + 1e-14 * jnp.trace(gram) / len(gram) * jnp.eye(len(gram))
-    normal = dense(theta, LinearFit(w, lifted, jnp.zeros(())), data)
-    return _Moments(normal.schur, normal.coupling, normal.chol, gram)
+    def append(triangle: Array, chunk: Chunk) -> tuple[Array, None]:
+        v = design(attend(theta, chunk), chunk).reshape(-1, width)
+        return jnp.linalg.qr(jnp.concatenate([triangle, v]), mode="r"), None
+
+    triangle, _ = jax.lax.scan(append, jnp.zeros((width, width)), data)
+    # Beside a Gram matrix as large as this nothing is eliminated: powers of two round nothing.
+    normal = dense(theta, LinearFit(w, _HUGE**2 * jnp.eye(width), jnp.zeros(())), data)
+    return _Moments(normal.schur, _HUGE * normal.coupling, triangle)
 
 
 @in_float64
@@ -94,20 +97,22 @@ def measure_spectrum(layer: AttentionLayer, examples: Examples) -> Spectrum | No
 
 def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Spectrum:
     m, q, d = layer.n_heads, problem.query_dim, problem.d
-    # J^T J before W was eliminated: what is left must be measured against what there was, or
-    # rounding would pass for a small but regular matrix.
-    diagonal = np.diag(moments.schur) + np.sum(moments.coupling**2, axis=(2, 3)).ravel()
-    per_head = diagonal.reshape(q, m, d).mean(axis=(0, 2))
-    # The covariance of nearly equal tokens is rounding too, though nothing is eliminated.
-    energy = problem.rows * np.sum(problem.w(layer)[: m * d].reshape(m, -1) ** 2, axis=1)
-    floor = np.maximum(_ROUNDED * energy, 1e-13 * per_head.max()) + 1e-300
-    root = np.tile(np.repeat(1 / np.sqrt(np.maximum(per_head, floor)), d), q)
-    scaled = root[:, None] * moments.schur * root[None, :]
-    gram_diagonal = np.sqrt(np.maximum(np.diag(moments.gram), 1e-300))
-    w_values = scipy.linalg.eigvalsh(moments.gram / np.outer(gram_diagonal, gram_diagonal))
+    # What is left when W is eliminated must be measured against what there was, or rounding would
+    # pass for a small but regular matrix.
+    root = 1 / np.sqrt(np.maximum(np.diag(moments.square), _rounding(moments, problem, layer)))
+    w_root = 1 / np.maximum(np.linalg.norm(moments.triangle, axis=0), 1e-150)
+    _, singular, w_basis = scipy.linalg.svd(moments.triangle * w_root)
+    singular, w_basis = singular[::-1], w_basis[::-1]
+    w_values = singular**2
     w_null = _null_count(w_values)
+    # G^+ = back back^T on what the design spans: lifting G would leave a trace of what W absorbs.
+    back = w_root[:, None] * (w_basis[w_null:].T / singular[w_null:])
+    coupling = np.einsum("qmpe,pz->qmze", moments.cross, back)
+    flat = root[:, None] * coupling.reshape(len(root), -1)
+    scaled = root[:, None] * moments.square * root - flat @ flat.T
     theta_values = scipy.linalg.eigvalsh(scaled)
-    theta_null = _null_count(theta_values)
+    # Rounding of V^T J is divided by the least singular value of V kept.
+    theta_null = _null_count(theta_values, _EPS / singular[w_null:].min(initial=1.0))
     if theta_null == 0:
         half = scipy.linalg.solve_triangular(
             np.linalg.cholesky(scaled), np.eye(len(scaled)), lower=True
@@ -117,7 +122,9 @@ def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Sp
         values, basis = scipy.linalg.eigh(scaled)
         half = basis[:, theta_null:] / np.sqrt(values[theta_null:])
         open_directions = basis[:, :theta_null]
-    of_theta, of_w = _variances(moments, root[:, None] * half, root[:, None] * open_directions)
+    of_theta, of_w = _variances(
+        coupling, back, root[:, None] * half, root[:, None] * open_directions
+    )
     if w_null:
         of_theta[:], of_w[:] = np.inf, np.inf
     deviations = _in_user_units(np.sqrt(of_theta).reshape(q, m, d), np.sqrt(of_w), problem, layer)
@@ -125,29 +132,46 @@ def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Sp
     return Spectrum(theta_values, w_values, null, deviations, problem.x_scale)
 
 
-def _null_count(values: Float64) -> int:
-    """Eigenvalues at rounding, of a matrix scaled to a mean diagonal near one or below."""
-    return int(np.sum(values <= NULL * max(float(values[-1]), 1.0)))
+def _rounding(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Float64:
+    """The part of each diagonal entry of J^T J that rounding alone can make.
+
+    The covariance of nearly equal tokens is rounding, and so is a head whose W is; both in
+    proportion to the features they meet.
+    """
+    m, q, d = layer.n_heads, problem.query_dim, problem.d
+    weight = problem.data.weight[..., None]
+    squares = np.asarray(jnp.sum((problem.data.queries * weight) ** 2, axis=(0, 1, 2)))
+    squares = squares / problem.rows
+    squares = np.maximum(squares, _ROUNDED * squares.max())
+    features = np.outer(squares, squares[:d])[:, None, :]
+    w = problem.w(layer)[: m * d].reshape(m, d, -1)
+    energy = problem.rows * np.einsum("b,mbe->m", squares[:d], w**2)
+    diagonal = np.diag(moments.square).reshape(q, m, d) / np.maximum(features, 1e-300)
+    strongest = diagonal.mean(axis=(0, 2)).max()
+    floor = np.maximum(_ROUNDED * energy, 1e-13 * strongest)[None, :, None] * features
+    return (floor + 1e-300).ravel()
+
+
+def _null_count(values: Float64, noise: float = 0.0) -> int:
+    """Eigenvalues at rounding, of a matrix scaled to a diagonal of one or below."""
+    return int(np.sum(values <= max(NULL, noise) * max(float(values[-1]), 1.0)))
 
 
 def _variances(
-    moments: _Moments, half: Float64, open_directions: Float64
+    coupling: Float64, back: Float64, half: Float64, open_directions: Float64
 ) -> tuple[Float64, Float64]:
     """Diagonal of the inverse of the full normal matrix, block by block, with S^-1 = half half^T.
 
     Var(Theta) = S^-1 and Var(W column c) = G^-1 + A_c S^-1 A_c^T with A_c = G^-1 V^T J_c.
     """
-    q, md, width, e = moments.coupling.shape
-    back = scipy.linalg.solve_triangular(
-        moments.chol.T, moments.coupling.transpose(2, 3, 0, 1).reshape(width, -1), lower=False
-    ).reshape(width * e, q * md)
-    inverse_root = scipy.linalg.solve_triangular(moments.chol, np.eye(width), lower=True)
+    q, md, _, e = coupling.shape
+    follow = np.einsum("pz,qmze->peqm", back, coupling).reshape(-1, q * md)
     of_theta = np.sum(half**2, axis=1)
-    of_w = np.sum((back @ half) ** 2, axis=1) + np.repeat(np.sum(inverse_root**2, axis=0), e)
-    for variances, moved in ((of_theta, open_directions), (of_w, back @ open_directions)):
+    of_w = np.sum((follow @ half) ** 2, axis=1) + np.repeat(np.sum(back**2, axis=1), e)
+    for variances, moved in ((of_theta, open_directions), (of_w, follow @ open_directions)):
         reach = np.sum(moved**2, axis=1)
         variances[reach > 1e-10 * max(float(reach.max()), 1e-300)] = np.inf
-    return of_theta, of_w.reshape(width, e)
+    return of_theta, of_w.reshape(-1, e)
 
 
 def _in_user_units(
