@@ -1,26 +1,30 @@
 """How close to the counting limit layers are recovered: the solver beside its peers.
 
-    python benchmarks/frontier.py                       everything, appended to the JSON run by run
-    python benchmarks/frontier.py --shape 2,8,4 --teachers 20 --methods newton
+    python benchmarks/frontier.py --shape 2,8,4 --scale 6 --ratio 1.25 [--seeds 7000:7020]
+    python benchmarks/frontier.py --methods "newton,Adam,Adam + ridge,L-BFGS,..."
     python benchmarks/frontier.py --scalar              six heads, one output a token
+    python benchmarks/frontier.py --merge PART.json ... take over runs made elsewhere
     python benchmarks/frontier.py --table               print what the JSON holds
 
-A teacher counts as recovered when every parameter is right: to 1e-6 before and 1e-10 after polish.
-Nothing is told about it but the number of heads; the solver has at most 16 starts. Peers count as
-successful when they reach a relative squared training error of 1e-20 from as many starts as the
-time limit allows, which is generous: near the limit that can be another layer.
+A teacher counts as recovered when every parameter is right: to 1e-6 before and 1e-10 after polish,
+for every method. Nothing is told about it but the number of heads. The solver has at most 16 starts
+and five minutes; peers start anew for thirty seconds, and the layer with the lowest training error
+counts. The ratio is that of the examples after rounding up. Each record says on what it was made.
 """
 
 import argparse
 import math
 from collections import defaultdict
 from functools import partial
+from pathlib import Path
 
 import numpy as np
-from first import RESULTS, Case, Ledger, Method, by_learner, finite, methods
+from cases import Case, Method, case_at, with_restarts
+from dense_peers import optimistix_descent, scipy_descent
+from ledger import RESULTS, Ledger, Record, finite
+from peers import annealed_adam, optax_lbfgs, tuned_adam
 
 import mhalearn as mha
-from mhalearn.baselines import adam
 from mhalearn.newton import learn
 from mhalearn.outcome import Trace
 from mhalearn.polish import polish
@@ -36,74 +40,69 @@ PEER_LIMIT = 30.0
 SCALARS = 1525
 
 
-def frontier_case(shape: tuple[int, int, int], scale: float, ratio: float) -> tuple[Case, float]:
-    """The case with the examples rounded up, and the ratio they make."""
-    m, d, k = shape
-    limit = mha.Examples(np.ones((1, k, d)), np.ones((1, k, d))).counting_limit(m)
-    n = math.ceil(ratio * limit - 1e-9)
-    return Case(m, d, k, n, scale), n / limit
-
-
-def recover(truth: mha.AttentionLayer, x: np.ndarray, seed: int) -> dict[str, object]:
-    examples, trace = mha.Examples(x, truth(x)), Trace(LIMIT)
-    shared = {"bias": False, "causal": False, "head_dim": None}
-    m = truth.n_heads
+def judge(layer: mha.AttentionLayer, truth: mha.AttentionLayer, x: np.ndarray) -> Record:
+    """Parameter errors of what a method found, as it is and polished."""
+    examples = mha.Examples(x, truth(x))
     with one_lapack_thread():
-        found = learn(examples, n_heads=m, seed=seed, trace=trace, **shared).layer
-        seconds = trace.seconds
-        problem = make_problem(examples, m, bias=False, causal=False)
-        polished, loss = polish(found, problem, Trace())
-    before, after = (mha.compare(layer, truth).max_error for layer in (found, polished))
+        problem = make_problem(examples, truth.n_heads, bias=False, causal=False)
+        polished, loss = polish(layer, problem, Trace())
+    before, after = (mha.compare(one, truth).max_error for one in (layer, polished))
     return {
         "error": finite(before),
         "polished_error": finite(after),
         "training_loss": finite(loss),
-        "seconds": seconds,
-        "stages": list(dict.fromkeys(e.stage for e in trace.events)),
     }
 
 
-def run_newton(case: Case, seed: int) -> dict[str, object]:
+def recover(truth: mha.AttentionLayer, x: np.ndarray, seed: int) -> Record:
+    examples, trace = mha.Examples(x, truth(x)), Trace(LIMIT)
+    shared = {"bias": False, "causal": False, "head_dim": None}
+    with one_lapack_thread():
+        found = learn(examples, n_heads=truth.n_heads, seed=seed, trace=trace, **shared).layer
+    stages = [event.stage for event in trace.events if event.stage.startswith("round")]
+    return {"seconds": trace.seconds, "last_stage": stages[-1]} | judge(found, truth, x)
+
+
+def run_newton(case: Case, seed: int) -> Record:
     truth, x, _ = case.draw(seed)
     return recover(truth, x, seed)
 
 
-def run_scalar(k: int, seed: int) -> dict[str, object]:
+def run_scalar(k: int, seed: int) -> Record:
     truth = mha.random_layer(n_heads=6, d=8, scale=2.0, out_dim=1, seed=seed)
     x = mha.sample_inputs("boolean", SCALARS // k, k, 8, seed=seed)
     return recover(truth, x, seed) | {"scalars": k * (SCALARS // k)}
 
 
-def peers() -> dict[str, Method]:
-    """One setting of each peer, started anew until the time is up."""
-    known = methods(quick=True)
-    return {
-        "Adam": partial(by_learner, adam.learn, learning_rate=0.03, steps=5000, starts=1),
-        "L-BFGS": known["L-BFGS"]["optax.lbfgs"],
-        "scipy least_squares": known["scipy least_squares"]["lm, 1 BLAS thread"],
-        "optimistix LM": next(iter(known["optimistix LM"].values())),
-    }
+PEERS: dict[str, Method] = {
+    "Adam": tuned_adam(0.03, 5000),
+    "Adam + ridge": with_restarts(partial(annealed_adam, 0.03)),
+    "L-BFGS": with_restarts(optax_lbfgs),
+    "scipy least_squares": with_restarts(partial(scipy_descent, "lm")),
+    "optimistix LM": with_restarts(partial(optimistix_descent, "QR")),
+}
 
 
-def run_peer(name: str, case: Case, seed: int) -> dict[str, object]:
-    return peers()[name](case, seed, PEER_LIMIT).record()
+def run_peer(name: str, case: Case, seed: int) -> Record:
+    truth, x, _ = case.draw(seed)
+    arrival = PEERS[name](case, seed, PEER_LIMIT)
+    found = arrival.record() | {"seconds": arrival.total}
+    return found if arrival.layer is None else found | judge(arrival.layer, truth, x)
 
 
-def good(row: dict) -> bool:
-    if row["method"] != "newton":
-        return row.get("reached") is not None
+def good(row: Record) -> bool:
     errors = row.get("error"), row.get("polished_error")
     return None not in errors and errors[0] <= 1e-6 and errors[1] <= 1e-10
 
 
-def table(rows: list[dict]) -> None:
+def table(rows: list[Record]) -> None:
     found = defaultdict(list)
     for row in rows:
         found[row["case"], row["ratio"], row["method"]].append(row)
     print(f"{'case':32} {'ratio':>6} {'method':>20} | recovered | worst polished | median s")
     for (case, ratio, method), mine in found.items():
         errors = [row["polished_error"] for row in mine if row.get("polished_error") and good(row)]
-        seconds = [row.get("seconds", row.get("total", math.nan)) for row in mine]
+        seconds = [row.get("seconds", math.nan) for row in mine]
         print(
             f"{case:32} {ratio:6.3f} {method:>20} | {sum(map(good, mine)):4}/{len(mine):<4} | "
             f"{max(errors, default=math.nan):14.1e} | {np.median(seconds):.1f}"
@@ -115,14 +114,18 @@ def main() -> None:
     parser.add_argument("--shape", type=lambda text: tuple(map(int, text.split(","))))
     parser.add_argument("--scale", type=float)
     parser.add_argument("--ratio", type=float)
-    parser.add_argument("--teachers", type=int, default=20)
-    parser.add_argument("--methods", default="newton,Adam,L-BFGS,scipy least_squares,optimistix LM")
+    parser.add_argument("--seeds", default="7000:7020")
+    parser.add_argument("--methods", default="newton")
     parser.add_argument("--scalar", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS / "frontier.json")
+    parser.add_argument("--merge", nargs="+", default=[])
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    ledger = Ledger(RESULTS / "frontier.json", fresh=False)
-    seeds = range(7000, 7000 + options.teachers)
-    if options.scalar:
+    ledger = Ledger(options.out)
+    seeds = range(*map(int, options.seeds.split(":")))
+    if options.merge:
+        ledger.absorb(options.merge)
+    elif options.scalar:
         for k in (4, 6, 8):
             key = {"case": f"6 heads, d=8, e=1, k={k}", "ratio": 0.0, "method": "newton"}
             for seed in seeds:
@@ -136,10 +139,11 @@ def main() -> None:
 def run_shape(shape: tuple, options: argparse.Namespace, ledger: Ledger, seeds: range) -> None:
     for scale in [options.scale] if options.scale else SCALES:
         for ratio in [options.ratio] if options.ratio else RATIOS:
-            case, effective = frontier_case(shape, scale, ratio)
+            case = case_at(ratio, shape, scale)
             for seed in seeds:
                 for name in options.methods.split(","):
-                    key = {"case": str(case), "ratio": effective, "method": name, "seed": seed}
+                    ratio = case.n / case.counting_limit
+                    key = {"case": str(case), "ratio": ratio, "method": name, "seed": seed}
                     measure = run_newton if name == "newton" else partial(run_peer, name)
                     ledger.run(key, partial(measure, case, seed))
 

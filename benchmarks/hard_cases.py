@@ -5,7 +5,8 @@
     python benchmarks/hard_cases.py --merge PART.json ...  take over runs made elsewhere
     python benchmarks/hard_cases.py --table             print what the JSON holds
 
-The lines are in hard_lines.py; --lines picks those whose name holds the text. "newton" is told the
+The lines are in hard_lines.py; --lines picks one, or those whose
+name holds the text. "newton" is told the
 number of heads, "auto" is not; both are the estimator with all its defaults. They count as exact
 when every parameter of the canonical form is right to 1e-10 (relative, as `mha.compare` says), or
 with two tokens, where layers have twins, the function on fresh inputs. Peers are told the number of
@@ -159,6 +160,8 @@ def main() -> None:
     parser.add_argument("--merge", nargs="+", default=[])
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
+    chosen = [name for name in LINES if options.lines in name]
+    lines = [options.lines] if options.lines in LINES else chosen
     ledger = Ledger(options.out)
     if options.merge:
         ledger.absorb(options.merge)
@@ -169,7 +172,7 @@ def main() -> None:
                     key = {"line": f"generic, m = {m}", "method": "auto", "seed": seed}
                     ledger.run(key, partial(run_count, m, seed))
                 continue
-            for line in (name for name in LINES if options.lines in name):
+            for line in lines:
                 for method in options.methods.split(","):
                     key = {"line": line, "method": method, "seed": seed}
                     ledger.run(key, partial(run_line, line, method, seed))

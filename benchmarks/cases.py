@@ -1,0 +1,156 @@
+"""A case, and what a method makes of it: a random teacher, its examples, a clock, starts anew."""
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ledger import Record, finite
+from threadpoolctl import threadpool_limits
+
+import mhalearn as mha
+from mhalearn.attention import Chunk, float64, residual
+from mhalearn.baselines import random_student, student_rng
+from mhalearn.outcome import Trace
+from mhalearn.problem import Problem, make_problem
+
+GOAL = 1e-20  # relative squared training error
+
+
+class Case(NamedTuple):
+    """A random teacher and examples of it."""
+
+    m: int
+    d: int
+    k: int
+    n: int
+    scale: float
+
+    def __str__(self) -> str:
+        return f"({self.m},{self.d},{self.k}) N={self.n} scale {self.scale:g}"
+
+    @property
+    def counting_limit(self) -> float:
+        """Examples below which no method could determine the layer."""
+        x = np.ones((1, self.k, self.d))
+        return mha.Examples(x, x).counting_limit(self.m)
+
+    def draw(self, seed: int) -> tuple[mha.AttentionLayer, np.ndarray, np.ndarray]:
+        layer = mha.random_layer(n_heads=self.m, d=self.d, scale=self.scale, seed=seed)
+        x = mha.sample_inputs("boolean", self.n, self.k, self.d, seed=seed)
+        return layer, x, layer(x)
+
+
+def case_at(ratio: float, shape: tuple[int, int, int], scale: float = 2.0) -> Case:
+    """The case with `ratio` times the counting limit of examples, rounded up."""
+    case = Case(*shape, 0, scale)
+    return case._replace(n=math.ceil(ratio * case.counting_limit - 1e-9))
+
+
+class Arrival(NamedTuple):
+    """When a method got to the goal, if it did, and what it found."""
+
+    best: float  # the lowest relative squared training error seen
+    reached: float | None  # seconds to the goal
+    total: float  # seconds until the method returned
+    starts: int
+    layer: mha.AttentionLayer | None = None  # the one with that error
+
+    def record(self) -> Record:
+        found = self._asdict()
+        del found["layer"]
+        return found | {"best": finite(self.best)}
+
+
+Method = Callable[[Case, int, float], Arrival]  # case, seed, seconds
+
+
+def by_learner(
+    learn: Callable[..., Any], case: Case, seed: int, limit: float, **options: Any
+) -> Arrival:
+    """Time one of mhalearn's learners by its trace; start again from another seed if need be."""
+    _, x, y = case.draw(seed)
+    examples, trace = mha.Examples(x, y), Trace(limit)
+    shared = {"n_heads": case.m, "bias": False, "causal": False, "head_dim": None, "trace": trace}
+    starts = 0
+    reached: list[float] = []
+    with threadpool_limits(1, user_api="blas"):
+        while not reached and not trace.expired:
+            learn(examples, seed=seed + 10_000 * starts, **shared, **options)
+            starts += 1
+            reached = [
+                event.seconds
+                for event in trace.events
+                if event.loss <= GOAL and event.stage != "draft"
+            ]
+    total = trace.seconds
+    losses = (event.loss for event in trace.events if math.isfinite(event.loss))
+    best = min(losses, default=math.inf)
+    return Arrival(best, min(reached, default=None), total, starts, trace.best)
+
+
+class Start(NamedTuple):
+    """A random start for a peer, in the units all learners use."""
+
+    problem: Problem
+    data: Chunk  # one chunk
+    energy: jax.Array
+    flat: np.ndarray  # theta, then w
+
+
+class End(NamedTuple):
+    """Where a start led."""
+
+    loss: float
+    flat: np.ndarray
+
+
+def ended(loss: float, flat: Any) -> End:
+    return End(loss if math.isfinite(loss) else math.inf, np.asarray(flat))
+
+
+Descend = Callable[[Start, float], End]  # from a start, until the clock says so
+
+
+def restarts(
+    descend: Descend, case: Case, seed: int, limit: float, threads: int | None = 1
+) -> Arrival:
+    """Descend from one random start after the other until the goal or the time limit."""
+    _, x, y = case.draw(seed)
+    began = time.perf_counter()
+    best, count = End(math.inf, np.zeros(0)), 0
+    with float64(), threadpool_limits(threads, user_api="blas"):
+        problem = make_problem(mha.Examples(x, y), case.m, bias=False, causal=False)
+        data = jax.tree.map(lambda leaf: jnp.concatenate(list(leaf)), problem.data)
+        while best.loss > GOAL and time.perf_counter() - began < limit:
+            student = random_student(problem, case.m, None, student_rng(seed, 1, count))
+            flat = np.concatenate([np.ravel(student["theta"]), np.ravel(student["w"])])
+            end = descend(Start(problem, data, jnp.asarray(problem.energy), flat), began + limit)
+            best = end if end.loss < best.loss else best
+            count += 1
+        total = time.perf_counter() - began
+        layer = None
+        if best.flat.size:
+            layer = problem.layer(*map(np.asarray, unflatten(jnp.asarray(best.flat), data)))
+    return Arrival(best.loss, total if best.loss <= GOAL else None, total, count, layer)
+
+
+def with_restarts(descend: Descend, threads: int | None = 1) -> Method:
+    return partial(restarts, descend, threads=threads)
+
+
+def unflatten(flat: jax.Array, data: Chunk) -> tuple[jax.Array, jax.Array]:
+    """Heads are as many as the unknowns allow: m d (d + e)."""
+    d, e = data.tokens.shape[-1], data.labels.shape[-1]
+    m = flat.shape[0] // (d * (d + e))
+    return flat[: m * d * d].reshape(m, d, d), flat[m * d * d :].reshape(m * d, e)
+
+
+@jax.jit
+def residuals(flat: jax.Array, data: Chunk, energy: jax.Array) -> jax.Array:
+    """Their squares sum to the relative training error."""
+    return -residual(*unflatten(flat, data), data).ravel() / jnp.sqrt(energy)
