@@ -48,3 +48,13 @@ def test_nearly_equal_heads_are_nearly_open_in_proportion():
         assert found.null_dimension == 0
         smallest.append(found.theta[0])
     assert smallest[0] / smallest[1] == pytest.approx(1e4, rel=0.1)
+
+
+@pytest.mark.parametrize(("features", "expected"), [(4, 0), (3, 2 * (2 + 4))])
+def test_only_directions_that_keep_the_rank_are_open(features, expected):
+    """Without one direction of the tokens, Theta = a b^T loses one entry of a and one of b."""
+    layer, x = random_layer(2, 4, rank=1, seed=3), sample_inputs("gaussian", 60, 4, 4, seed=1)
+    x = x[..., :features] @ np.random.default_rng(1).standard_normal((features, 4))
+    found = measure_spectrum(layer, Examples(x, layer(x)), head_dim=1)
+    assert found.null_dimension == expected
+    assert len(found.theta) == 2 * 7

@@ -76,9 +76,12 @@ def _moments(theta: Float[Array, "m q d"], w: Float[Array, "p e"], data: Chunk) 
 
 
 @in_float64
-def measure_spectrum(layer: AttentionLayer, examples: Examples) -> Spectrum | None:
+def measure_spectrum(
+    layer: AttentionLayer, examples: Examples, head_dim: int | None = None
+) -> Spectrum | None:
     """The spectrum of a layer's normal matrices on the given inputs; None above `DENSE_LIMIT`.
 
+    head_dim: a rank the heads are known to have; only directions that keep it are looked at.
     Labels are not looked at. Cost: O(n k (q m d)(m d)(q + e) + (q m d)^3).
     Trust: numerical rank is evidence of local identifiability, not a proof of it.
     """
@@ -92,10 +95,12 @@ def measure_spectrum(layer: AttentionLayer, examples: Examples) -> Spectrum | No
         np.asarray, _moments(jnp.asarray(theta), jnp.asarray(problem.w(layer)), problem.data)
     )
     with one_lapack_thread():
-        return _decompose(moments, problem, layer)
+        return _decompose(moments, problem, layer, head_dim)
 
 
-def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Spectrum:
+def _decompose(
+    moments: _Moments, problem: Problem, layer: AttentionLayer, head_dim: int | None
+) -> Spectrum:
     m, q, d = layer.n_heads, problem.query_dim, problem.d
     # What is left when W is eliminated must be measured against what there was, or rounding would
     # pass for a small but regular matrix.
@@ -110,6 +115,11 @@ def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Sp
     coupling = np.einsum("qmpe,pz->qmze", moments.cross, back)
     flat = root[:, None] * coupling.reshape(len(root), -1)
     scaled = root[:, None] * moments.square * root - flat @ flat.T
+    directions = root[:, None]
+    if head_dim is not None:
+        tangent = _directions(problem.theta(layer), head_dim)
+        along = scipy.linalg.qr(tangent / directions, mode="economic")[0]
+        directions, scaled = directions * along, along.T @ scaled @ along
     theta_values = scipy.linalg.eigvalsh(scaled)
     # Rounding of V^T J is divided by the least singular value of V kept.
     theta_null = _null_count(theta_values, _EPS / singular[w_null:].min(initial=1.0))
@@ -122,9 +132,11 @@ def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Sp
         values, basis = scipy.linalg.eigh(scaled)
         half = basis[:, theta_null:] / np.sqrt(values[theta_null:])
         open_directions = basis[:, :theta_null]
-    of_theta, of_w = _variances(
-        coupling, back, root[:, None] * half, root[:, None] * open_directions
+    half, open_directions = (
+        directions * part if head_dim is None else directions @ part
+        for part in (half, open_directions)
     )
+    of_theta, of_w = _variances(coupling, back, half, open_directions)
     if w_null:
         of_theta[:], of_w[:] = np.inf, np.inf
     deviations = _in_user_units(np.sqrt(of_theta).reshape(q, m, d), np.sqrt(of_w), problem, layer)
@@ -150,6 +162,24 @@ def _rounding(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Flo
     strongest = diagonal.mean(axis=(0, 2)).max()
     floor = np.maximum(_ROUNDED * energy, 1e-13 * strongest)[None, :, None] * features
     return (floor + 1e-300).ravel()
+
+
+def _directions(theta: Float64, head_dim: int) -> Float64:
+    """A basis (q m d, r) of the directions in which heads (m, q, d) keep their rank.
+
+    A head of less than that rank may move in any direction, to first order.
+    """
+    m, q, d = theta.shape
+    columns = []
+    for i in range(m):
+        u, values, vt = np.linalg.svd(theta[i])
+        full = values[head_dim - 1] > 1e-9 * values[0]
+        for a, b in np.ndindex(q, d):
+            if not full or a < head_dim or b < head_dim:
+                direction = np.zeros((q, m, d))
+                direction[:, i] = np.outer(u[:, a], vt[b])
+                columns.append(direction.ravel())
+    return np.stack(columns, axis=1)
 
 
 def _null_count(values: Float64, noise: float = 0.0) -> int:
