@@ -14,11 +14,13 @@ from sklearn.utils.validation import check_is_fitted
 
 from mhalearn.baselines import adam, lbfgs, linear
 from mhalearn.certificate import Certificate, as_examples, certify, check_sizes
-from mhalearn.examples import Examples
+from mhalearn.examples import Examples, Survey
+from mhalearn.information import Information, measure_information
 from mhalearn.layer import AttentionLayer, Float64, load_layer
 from mhalearn.newton import learn as learn_newton
 from mhalearn.outcome import Event, Outcome, Solution, Trace
 from mhalearn.polish import polish
+from mhalearn.precision import label_precision
 from mhalearn.problem import make_problem
 from mhalearn.reduction import reduce_heads
 from mhalearn.sculpt import learn as learn_sculpt
@@ -101,10 +103,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             survey = examples.survey()
             check_sizes(survey)
             self._seen = survey.hashes
-            # Repeated inputs are neither more equations nor a test of what was fitted.
-            group_of = np.unique(survey.input_hashes, return_inverse=True)[1]
             with one_lapack_thread():
-                solution = self._solve(examples, group_of, self._trace)
+                solution = self._solve(examples, survey, self._trace)
         self.solution_ = solution
         self.layer_: AttentionLayer = solution.layer
         self.outcome_: Outcome = solution.outcome
@@ -140,12 +140,20 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return None
         return trace.best.replace(seen=self._seen)
 
-    def _solve(self, examples: Examples, group_of: NDArray[np.intp], trace: Trace) -> Solution:
+    def _solve(self, examples: Examples, survey: Survey, trace: Trace) -> Solution:
+        # Repeated inputs are neither more equations nor a test of what was fitted.
+        information = None
+        if examples.in_memory and examples.n <= _POLISHED:
+            information = self._ask(examples)
+            group_of = information.group_of
+        else:
+            group_of = np.unique(survey.input_hashes, return_inverse=True)[1]
         fitted, held = self._split(examples, group_of)
         solution = self._learn(fitted, trace)
         layer, learned_from = solution.layer, fitted.n
         if fitted.n > _POLISHED or not fitted.in_memory:
             fitted = fitted.subset(slice(0, _POLISHED))
+        information = information or self._ask(fitted)
         if self.polish and solution.outcome is Outcome.FITTED:
             problem = make_problem(fitted, layer.n_heads, bias=self.bias, causal=self.causal)
             layer, loss = polish(layer, problem, trace, head_dim=self.head_dim)
@@ -153,21 +161,28 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         layer = layer.replace(metadata=self._metadata(learned_from))
         certificate = None
         if held is not None:
-            certificate = certify(layer, held, learned_from=fitted)
+            certificate = certify(layer, held, learned_from=fitted, head_dim=self.head_dim)
             trace.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
         limit = examples.counting_limit(
             layer.n_heads if isinstance(self.n_heads, str) else self.n_heads,
             self.bias,
             self.head_dim,
         )
-        distinct = int(group_of.max()) + 1
-        if distinct < limit:
+        if information.examples < limit:
             outcome = Outcome.TOO_FEW_EXAMPLES
             reason = (
-                f"{distinct} distinct examples; the counting limit of this layer is {limit:.1f}"
+                f"as much as {information.examples:.3g} distinct examples; the counting limit of "
+                f"this layer is {limit:.1f}"
             )
         else:
-            outcome, reason = self._judge(solution, layer, fitted, held, certificate)
+            asked = None if isinstance(self.n_heads, str) else self.n_heads
+            ratio = min(
+                information.examples / limit, information.about_attention(layer, self.head_dim)
+            )
+            evidence = Evidence(
+                layer, asked, fitted, held, certificate, information, ratio, self.head_dim
+            )
+            outcome, reason = self._judge(solution, evidence)
         if certificate is not None and certificate.recovered and outcome is Outcome.FITTED:
             certificate = replace(certificate, recovered=False, reason=reason)
         trace.emit("outcome", detail=f"{outcome.name}: {reason}")
@@ -196,15 +211,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             **options,
         )
 
-    def _judge(
-        self,
-        solution: Solution,
-        layer: AttentionLayer,
-        fitted: Examples,
-        held: Examples | None,
-        certificate: Certificate | None,
-    ) -> tuple[Outcome, str]:
-        recovered = certificate is not None and certificate.recovered
+    def _ask(self, examples: Examples) -> Information:
+        unit = label_precision(examples).unit
+        return measure_information(examples, bias=self.bias, causal=self.causal, precision=unit)
+
+    def _judge(self, solution: Solution, evidence: Evidence) -> tuple[Outcome, str]:
+        recovered = evidence.certificate is not None and evidence.certificate.recovered
         ended = solution.outcome
         if self._trace.expired and not recovered:
             ended = Outcome.TIME_LIMIT
@@ -214,12 +226,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             # The phases end short of the best fit, so what is left over says nothing of heads.
             error = self._trace.best_loss
             return Outcome.FITTED, f"relative squared error {error:.1e} before polish"
-        asked = None if isinstance(self.n_heads, str) else self.n_heads
-        evidence = Evidence(layer, asked, fitted, held, certificate)
         return judge(evidence, self._trace, self.random_state)
 
     def _split(
-        self, examples: Examples, group_of: NDArray[np.intp]
+        self, examples: Examples, group_of: NDArray[np.int64]
     ) -> tuple[Examples, Examples | None]:
         """Keep an eighth of the examples to certify with, if the rest still determines the layer.
 

@@ -1,5 +1,6 @@
 """Which outcome a fitted layer deserves, and why, in one sentence."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from mhalearn.attention import in_float64
 from mhalearn.certificate import THRESHOLD, Certificate, Residuals, measure_residuals
 from mhalearn.examples import Examples
+from mhalearn.information import ENOUGH, Information
 from mhalearn.layer import AttentionLayer
 from mhalearn.leftover import dependence_on_inputs
 from mhalearn.outcome import Outcome, Trace
@@ -20,9 +22,10 @@ _HOPELESS = 0.5
 _LOW = 1e-4
 # Standard deviations above noise at which what is left counts as a function of the inputs.
 _SIGNIFICANT = 6.0
-# A residual less than this factor above the labels' precision may be rounding, made larger by
-# unknowns the examples hardly see.
+# A residual less than this factor above the labels' precision, and below this size, may be
+# rounding, made larger by unknowns the examples hardly see.
 _NEAR = 1e3
+_NEARLY = 1e-2
 _PROBE_STARTS, _PROBE_STEPS = 4, 25
 
 
@@ -35,6 +38,9 @@ class Evidence:
     fitted: Examples
     held: Examples | None  # None where no example could be spared, and then so is
     certificate: Certificate | None
+    information: Information | None = None  # None: nothing is known against the inputs
+    equations: float = math.inf  # independent ones over unknowns, the scarcest kind
+    head_dim: int | None = None  # the rank heads were asked to have
 
 
 def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
@@ -47,19 +53,20 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
     fitted = measure_residuals(layer, evidence.fitted)
     exact_fit = fitted.exact
     if held is None or certificate is None:
-        spectrum = measure_spectrum(layer, evidence.fitted) if exact_fit else None
+        spectrum = None
+        if exact_fit:
+            spectrum = measure_spectrum(layer, evidence.fitted, evidence.head_dim)
         if spectrum is not None and spectrum.null_dimension:
             return Outcome.NOT_IDENTIFIED, _family(spectrum.null_dimension)
         return Outcome.FITTED, (
             f"relative training error {fitted.root_relative**2:.2g}, and no example could be "
             "spared to certify with: give more examples"
         )
-    held_error, near = certificate.relative_mse, _NEAR * certificate.floor
+    held_error, near = certificate.relative_mse, min(_NEAR * certificate.floor, _NEARLY)
     if certificate.recovered and exact_fit:
         if evidence.asked_heads not in (None, layer.n_heads):
             return Outcome.NOT_IDENTIFIED, _surplus(layer, evidence.asked_heads or 0)
-        doubt = _doubt(evidence, fitted, trace, seed)
-        return (Outcome.FITTED, doubt) if doubt else (Outcome.RECOVERED, certificate.reason)
+        return _judge_exact(evidence, fitted, certificate, trace, seed)
     if exact_fit and measure_residuals(layer, held).exact:
         if certificate.null_dimension is None:
             return Outcome.FITTED, certificate.reason
@@ -67,11 +74,12 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
             return Outcome.NOT_IDENTIFIED, certificate.reason
         return Outcome.NOT_IDENTIFIED, _family(certificate.null_dimension)
     if held_error <= near**2 and fitted.root_relative > near:
-        contradicting = int(np.sum(fitted.relative > THRESHOLD))
+        bar = max(THRESHOLD, 2 * fitted.floor)
+        contradicting = int(np.sum(fitted.relative > bar))
         return Outcome.FITTED, (
             f"held-out examples are explained (relative error {held_error:.2g}), those to fit are "
             f"not ({fitted.root_relative**2:.2g}, {contradicting} of them off by more than "
-            f"{THRESHOLD:g}): no attention layer makes all these labels"
+            f"{bar:.2g}): no attention layer makes all these labels"
         )
     if held_error <= near**2:
         return Outcome.FITTED, (
@@ -92,21 +100,48 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
     return _judge_rest(evidence, held_error, certificate, trace, seed)
 
 
+def _judge_exact(
+    evidence: Evidence, fitted: Residuals, certificate: Certificate, trace: Trace, seed: int
+) -> tuple[Outcome, str]:
+    """RECOVERED, unless chance, another layer or a missing head would look the same."""
+    information, reason = evidence.information, certificate.reason
+    if evidence.equations < ENOUGH:
+        return Outcome.FITTED, (
+            f"the inputs hold {evidence.equations:.2f} times as many independent equations as "
+            "unknowns (mirror images, near copies and repeated tokens ask nothing new): labels "
+            "that no layer made would be met as well"
+        )
+    if information is not None and information.two_tokens:
+        if evidence.fitted.k > 2 and int(evidence.fitted.arrays().lengths.max()) > 2:
+            return Outcome.NOT_IDENTIFIED, (
+                "every row sees two tokens, each equally often, where opposite attention mirrors "
+                "the mean token: other heads make the same outputs here, and others elsewhere"
+            )
+        reason += "; as a function: with two tokens other heads can make the same one"
+    doubt = _doubt(evidence, fitted, trace, seed)
+    return (Outcome.FITTED, doubt) if doubt else (Outcome.RECOVERED, reason)
+
+
 def _doubt(evidence: Evidence, fitted: Residuals, trace: Trace, seed: int) -> str | None:
-    """Why a residual at the floor of coarse labels may still be a missing head, or None.
+    """Why a residual at the floor of coarse labels may still be more than rounding, or None.
 
     Rounding moves a label by at most half a unit in the last place, and in the root mean square by
     less than a third of a unit. Black boxes that compute in their labels' precision err by more,
-    but not by something one more head explains.
+    but not by something that one more head explains or that varies smoothly with the inputs.
     """
     if fitted.precision == "float64" or fitted.root_relative <= fitted.unit / 3:
         return None
-    gain = one_more_head(evidence, trace, seed)
     error = f"the relative residual {fitted.root_relative:.2g} is more than the rounding of labels"
+    gain = one_more_head(evidence, trace, seed)
     if gain is None:
         return f"{error}, and the examples are too few to exclude a missing head"
     if gain > 0:
         return f"{error}, and one more head explains {gain:.0%} of its square"
+    if trace.expired:
+        return f"{error}, and the time limit came before a missing head was excluded"
+    excess = dependence_on_inputs(evidence.layer, evidence.fitted, seed)
+    if excess > _SIGNIFICANT:
+        return f"{error}, and depends on the inputs ({excess:.0f} standard deviations above noise)"
     return None
 
 
