@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from mhalearn.baselines import adam, lbfgs, linear
 from mhalearn.certificate import Certificate, as_examples, certify, check_sizes
 from mhalearn.examples import Examples, Survey
-from mhalearn.information import Information, measure_information
+from mhalearn.information import Information, measure_information, number_groups
 from mhalearn.layer import AttentionLayer, Float64, load_layer
 from mhalearn.newton import learn as learn_newton
 from mhalearn.outcome import Event, Outcome, Solution, Trace
@@ -147,7 +147,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             information = self._ask(examples)
             group_of = information.group_of
         else:
-            group_of = np.unique(survey.input_hashes, return_inverse=True)[1]
+            group_of = number_groups(survey.input_hashes)
         fitted, held = self._split(examples, group_of)
         solution = self._learn(fitted, trace)
         layer, learned_from = solution.layer, fitted.n

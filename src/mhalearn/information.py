@@ -91,15 +91,20 @@ def measure_information(
         moved += float(np.sum((one - none)[inside] ** 2))
         count += int(inside.sum())
     _, first = np.unique(np.concatenate(keys), return_index=True)
-    group_of = np.unique(np.concatenate(groups), return_inverse=True)[1]
     told_by = np.concatenate(others)[first]
     return Information(
-        group_of=group_of.astype(np.int64),
+        group_of=number_groups(np.concatenate(groups)),
         rows=len(first),
         row_length=count / examples.n,
         others=told_by[told_by > 0],
         two_tokens=bool(np.sqrt(uneven) <= told * np.sqrt(moved)),
     )
+
+
+def number_groups(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Equal keys get equal numbers, in the order in which they first appear, whatever they are."""
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[inverse]
 
 
 def _probe(examples: Examples, bias: bool, causal: bool) -> AttentionLayer:
