@@ -82,11 +82,7 @@ def by_learner(
         while not reached and not trace.expired:
             learn(examples, seed=seed + 10_000 * starts, **shared, **options)
             starts += 1
-            reached = [
-                event.seconds
-                for event in trace.events
-                if event.loss <= GOAL and event.stage != "draft"
-            ]
+            reached = [event.seconds for event in trace.events if event.loss <= GOAL]
     total = trace.seconds
     losses = (event.loss for event in trace.events if math.isfinite(event.loss))
     best = min(losses, default=math.inf)

@@ -233,20 +233,29 @@ def test_the_head_count_is_found(n_heads):
 class Curve:
     """A fit that is nothing but its error; it remembers what was asked of it."""
 
-    def __init__(self, error):
-        self.error, self.calls = error, []
+    def __init__(self, error, patient=None):
+        self.error, self.calls, self.again = error, [], []
+        self.patient = error if patient is None else patient
 
-    def __call__(self, m):
-        self.calls.append(m)
+    def __call__(self, m, patient):
+        (self.again if patient else self.calls).append(m)
         layer = AttentionLayer(np.zeros((m, 1, 1)), np.zeros((m, 1, 1)))
-        return Solution(layer, Outcome.FITTED, []), self.error(m)
+        return Solution(layer, Outcome.FITTED, []), (self.patient if patient else self.error)(m)
 
     def choose(self, most=64, exact=1e-16, trace=None):
         found = choose_heads(self, most, exact, Trace() if trace is None else trace)
-        assert len(set(self.calls)) == len(self.calls), "a count was fitted twice"
+        for calls in (self.calls, self.again):
+            assert len(set(calls)) == len(calls), "a count was fitted twice"
+        assert set(self.again) <= set(self.calls)
         assert max(self.calls) <= most
         assert self.calls[0] == 1
         return found.layer.n_heads
+
+
+def test_patience_finds_the_count_that_brief_fits_were_stuck_at():
+    curve = Curve(lambda m: 0.3 / m, patient=lambda m: 1e-28 if m >= 2 else 0.3)
+    assert curve.choose(most=14) == 2
+    assert curve.again == [1, 2]
 
 
 def missing_heads(true, level):

@@ -10,7 +10,7 @@ C_i(r) W_i. `dense` forms S, for its spectrum or its factor; `matrix_free` appli
 conjugate gradients. Neither ever forms J.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,12 +114,17 @@ def precondition(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> P
     x = (chunk.queries * chunk.weight[..., None]).reshape(-1, q)
     second = x.T @ x / jnp.maximum(jnp.sum(chunk.weight), 1.0)
     diagonal = jnp.diag(kernel).reshape(m, d).mean(axis=1) * jnp.trace(second) / q
-    head_scale = diagonal + 1e-12 * diagonal.max() + 1e-300
+    tiny = jnp.finfo(diagonal.dtype)
+    head_scale = diagonal + 1e-12 * diagonal.max() + tiny.tiny
     inverse_root = jnp.repeat(1 / jnp.sqrt(head_scale), d)
     query_values, query_basis = jnp.linalg.eigh(second)
     key_values, key_basis = jnp.linalg.eigh(inverse_root[:, None] * kernel * inverse_root[None, :])
     return Preconditioner(
-        query_basis, jnp.maximum(query_values, 0), key_basis, jnp.maximum(key_values, 0), head_scale
+        query_basis,
+        jnp.maximum(query_values, 0),
+        key_basis,
+        jnp.maximum(key_values, 8 * tiny.eps * key_values[-1]),
+        head_scale,
     )
 
 
@@ -148,6 +153,13 @@ def factorise(
     schur = scale[:, None] * schur * scale[None, :] + jnp.diag(ridge * scale**2)
     floor = damping + 1e-13
     return Factored(jnp.linalg.cholesky(schur + floor * jnp.eye(schur.shape[0])))
+
+
+def in_single(tree: Any) -> Any:
+    """The same arrays in single precision: enough for a step that is checked afterwards."""
+    return jax.tree.map(
+        lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree
+    )
 
 
 class TangentProjection(NamedTuple):
@@ -203,6 +215,7 @@ def matrix_free(
     head_dim: int | None = None,
     span: Float[Array, "s q d"] | None = None,
     direct: bool = False,
+    single: bool = False,
 ) -> Float[Array, "m q d"]:
     """Solve (S + ridge + damping D) step = J^T (Y - F) - ridge Theta by conjugate gradients.
 
@@ -213,8 +226,9 @@ def matrix_free(
     """
     m, _, d = theta.shape
     heads = stacked_heads(fit.w, m, d)
-    kronecker = precondition(theta, fit, data)
-    root = jnp.repeat(1 / jnp.sqrt(kronecker.head_scale), d)
+    light = in_single if single else lambda tree: tree
+    kronecker = precondition(light(theta), light(fit), light(data))
+    root = jnp.repeat(1 / jnp.sqrt(kronecker.head_scale), d).astype(theta.dtype)
     factor = jax.scipy.linalg.cho_factor(fit.gram)
     # Scaling a head by a number keeps its tangent space, so the projection commutes with `root`.
     project = tangent_projection(theta, head_dim) if span is None else SpanProjection(span)
@@ -229,29 +243,31 @@ def matrix_free(
 
     tangents, designs, pulls = jax.lax.map(linearise, data)
     down = pulls.sum(axis=0) - ridge * theta
+    parts = light((data, tangents, designs))
 
     def apply(flat: Array) -> Array:
         step = heads_first(flat * root, m)
 
         def outward(part: tuple[Chunk, Tangent, Array]) -> tuple[Array, Array]:
             chunk, at, v = part
-            change = push(at, chunk, step)
+            change = push(at, chunk, light(step))
             return change, jnp.einsum("brp,bre->pe", v, change)
 
-        changes, shadows = jax.lax.map(outward, (data, tangents, designs))
-        absorbed = jax.scipy.linalg.cho_solve(factor, shadows.sum(axis=0))
+        changes, shadows = jax.lax.map(outward, parts)
+        shadow = shadows.sum(axis=0).astype(theta.dtype)
+        absorbed = light(jax.scipy.linalg.cho_solve(factor, shadow))
 
         def inward(part: tuple[Chunk, Tangent, Array, Array]) -> Array:
             chunk, at, v, change = part
             return pull(at, chunk, change - v @ absorbed)
 
-        pulled = jax.lax.map(inward, (data, tangents, designs, changes)).sum(axis=0)
+        pulled = jax.lax.map(inward, (*parts, changes)).sum(axis=0).astype(theta.dtype)
         return inside(query_first(pulled + ridge * step) * root + damping * flat)
 
     inner = factorise(theta, fit, data, root, ridge, damping) if direct else kronecker
 
     def inverse(flat: Array) -> Array:
-        return inside(inner.solve(flat, damping + 1e-10))
+        return inside(inner.solve(light(flat), light(damping + 1e-10)).astype(theta.dtype))
 
     scaled = inside(query_first(down) * root)
     flat, _ = jax.scipy.sparse.linalg.cg(apply, scaled, tol=tolerance, maxiter=max_steps, M=inverse)

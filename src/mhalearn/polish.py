@@ -81,12 +81,15 @@ def descend(
     span: Float[Array, "s q d"] | None = None,
     *,
     direct: bool = False,
+    single: bool = False,
 ) -> State:
     """One damped Gauss-Newton step of every start; the objective never rises.
 
     Heads stay of rank `head_dim`, or in the span of the matrices `span`, where given.
     direct: factor the reduced normal matrix instead of approximating it. It costs more, much more
     with many unknowns, and goes on where saturated attention or near-equal heads stall the other.
+    single: solve for the step in single precision, which is faster and mostly exact enough for a
+    direction; residuals, W and the decision whether to take the step stay in double.
 
     Cost: some tens of forward passes a start. Memory: O(n k m (k + d + e)) a start, and with
     `direct` that of `normal.dense`.
@@ -94,10 +97,11 @@ def descend(
     # Side by side, twelve starts were seen to hang in XLA's CPU thread pool; fewer gain nothing.
     one_by_one = jax.default_backend() == "cpu"
     direct = direct and head_dim is None and span is None
-    return _step(state, problem.data, problem.energy, ridge, span, head_dim, one_by_one, direct)
+    static = (head_dim, one_by_one, direct, single and not direct)
+    return _step(state, problem.data, problem.energy, ridge, span, *static)
 
 
-@partial(jax.jit, static_argnames=("head_dim", "one_by_one", "direct"))
+@partial(jax.jit, static_argnames=("head_dim", "one_by_one", "direct", "single"))
 def _step(
     state: State,
     data: Chunk,
@@ -107,6 +111,7 @@ def _step(
     head_dim: int | None,
     one_by_one: bool,
     direct: bool,
+    single: bool,
 ) -> State:
     max_steps = _DIRECT_CG_STEPS if direct else _CG_STEPS
     if span is not None:  # there are only so many directions to search
@@ -131,6 +136,7 @@ def _step(
             head_dim=head_dim,
             span=span,
             direct=direct,
+            single=single,
         )
         trial = tangent_projection(theta, head_dim).retract(theta + change)
         trial_fit = fit_projections(trial, data, on_w)

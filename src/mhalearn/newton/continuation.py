@@ -16,7 +16,8 @@ from mhalearn.outcome import Trace
 from mhalearn.polish import NO_RIDGE, ROUNDING, Ridge, State, descend, freed, settled
 from mhalearn.problem import Problem
 
-_FREE_STEPS = 150
+# Steps of all starts side by side, and of the best one alone.
+_FREE_STEPS, _FINISHING_STEPS = 60, 150
 _OFFER_SECONDS = 5.0
 # A loss from which finishing is worth direct steps.
 _CLOSE = 1e-4
@@ -38,9 +39,12 @@ class Task:
     offer: Callable[[State], None]  # to the choice among starts
     head_dim: int | None
     direct: bool
+    single: bool = False
 
     def step(self, state: State, ridge: Ridge = NO_RIDGE) -> State:
-        return descend(state, self.problem, ridge, self.head_dim, direct=self.direct)
+        return descend(
+            state, self.problem, ridge, self.head_dim, direct=self.direct, single=self.single
+        )
 
 
 def anneal(
@@ -55,7 +59,7 @@ def anneal(
     return state
 
 
-def free(state: State, task: Task, *, stage: str) -> State:
+def free(state: State, task: Task, *, stage: str, steps: int = _FREE_STEPS) -> State:
     """Descend without penalty until every start has settled, or one has hit rounding.
 
     The end is offered to the choice among starts, and on long runs what there is every few seconds,
@@ -63,7 +67,7 @@ def free(state: State, task: Task, *, stage: str) -> State:
     """
     trace = task.trace
     state, offered = freed(state), trace.seconds
-    for step in range(_FREE_STEPS):
+    for step in range(steps):
         if trace.expired:
             break
         state = task.step(state)
@@ -83,7 +87,7 @@ def finish(state: State, task: Task, *, stage: str) -> None:
     best = int(np.argmin(np.nan_to_num(np.asarray(state.loss), nan=np.inf)))
     one = jax.tree.map(lambda leaf: leaf[best : best + 1], state)
     if ROUNDING < float(one.loss[0]) < _CLOSE:
-        free(one, replace(task, direct=True), stage=stage)
+        free(one, replace(task, direct=True), stage=stage, steps=_FINISHING_STEPS)
 
 
 def _lowest(state: State) -> float:

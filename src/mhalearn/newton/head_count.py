@@ -12,21 +12,27 @@ _PROMISING = 0.95
 
 
 def choose_heads(
-    fit: Callable[[int], tuple[Solution, float]], most: int, exact: float, trace: Trace
+    fit: Callable[[int, bool], tuple[Solution, float]], most: int, exact: float, trace: Trace
 ) -> Solution:
     """Search for the smallest head count whose held-out error is as low as any.
 
-    fit(m) returns a solution with m heads and its held-out error. A count that explains the
-    held-out examples exactly ends the doubling: surplus heads in it are merged later by the
-    canonical form. With noise, the counts between the last two doublings are bisected.
+    fit(m, patient) returns a solution with m heads and its held-out error. A count that explains
+    the held-out examples exactly ends the doubling: surplus heads in it are merged later by the
+    canonical form. Where none does, a brief fit may have been stuck, so smaller counts are tried
+    again with patience; then, with noise, those between the last two doublings are bisected.
     Trust: a heuristic; `most` bounds it by the counting limit.
     """
     found: dict[int, tuple[Solution, float]] = {}
 
+    def attempt(m: int, patient: bool) -> None:
+        tried = fit(m, patient)
+        if m not in found or tried[1] < found[m][1]:
+            found[m] = tried
+        trace.emit("head count", m, found[m][1], detail=f"{m} heads tried")
+
     def error(m: int) -> float:
         if m not in found:
-            found[m] = fit(m)
-            trace.emit("head count", m, found[m][1], detail=f"{m} heads tried")
+            attempt(m, False)
         return found[m][1]
 
     m = 1
@@ -37,6 +43,11 @@ def choose_heads(
             break
         m = larger
     best = min(found, key=lambda count: found[count][1])
+    for count in sorted(count for count in found if count < best):
+        if found[best][1] <= exact or trace.expired:
+            break
+        attempt(count, True)
+        best = min(best, count, key=lambda count: found[count][1])
     if found[best][1] <= exact:
         return found[best][0]
     bar = found[best][1] / _WORTH

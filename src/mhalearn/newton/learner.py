@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,10 +53,13 @@ ROUNDS = (
     Round(1, 4, 1e-2),
     Round(5, 40, 1e-3, release_steps=8, hops=20),
     Round(5, 60, 1e-3, release_steps=8, hops=40, prior=1.3),
-    Round(5, 60, 1e-3, release_steps=8, hops=60),
+    Round(5, 60, 1e-3, release_steps=8, hops=120),
 )
 # Times the counting limit up to which local minima abound and hopping pays.
 _SCARCE = 3.0
+# Times the counting limit that is plenty for a first look, and multiplications a pass over the
+# examples must cost for it to be worth its compilation.
+_ENOUGH, _WORK = 4.0, 1e7
 # Surplus heads make a lost head rare, so that a search for the head count can be brief.
 BRIEF_ROUNDS = (Round(1, 10, 1e-2), Round(1, 30, 1e-2))
 
@@ -88,10 +92,20 @@ def learn(
             rounds = tuple(replace(round_, hops=0) for round_ in rounds)
         if start is not None and start.n_heads == count:
             choice.offer(polish(start, problem, trace, head_dim=head_dim)[0])
-        outcome = run_rounds(
-            problem, choice, rounds, exact, n_heads=count, head_dim=head_dim, seed=seed, trace=trace
+        run = partial(
+            run_rounds,
+            choice=choice,
+            exact=exact,
+            n_heads=count,
+            head_dim=head_dim,
+            seed=seed,
+            trace=trace,
         )
-        return choice.solution(outcome), choice.loss
+        few = sketch_size(fit, count, bias=bias, head_dim=head_dim)
+        if few < fit.n:
+            part = make_problem(fit.subset(slice(0, few)), count, bias=bias, causal=causal)
+            run(part, rounds[:1], stage="sketch")
+        return choice.solution(run(problem, rounds)), choice.loss
 
     if not isinstance(n_heads, str):
         # Below the counting limit no effort helps.
@@ -100,19 +114,25 @@ def learn(
         most = most_heads(examples, bias=bias, head_dim=head_dim)
         return with_heads(min(n_heads, most), ROUNDS[:1])[0]
     most = most_heads(examples, bias=bias, head_dim=head_dim)
-    return choose_heads(lambda count: with_heads(count, BRIEF_ROUNDS), most, exact, trace)
+    return choose_heads(
+        lambda count, patient: with_heads(count, ROUNDS if patient else BRIEF_ROUNDS),
+        most,
+        exact,
+        trace,
+    )
 
 
 def run_rounds(
     problem: Problem,
-    choice: "Choice",
     rounds: tuple[Round, ...],
-    exact: float,
     *,
+    choice: "Choice",
+    exact: float,
     n_heads: int,
     head_dim: int | None,
     seed: int,
     trace: Trace,
+    stage: str = "round",
 ) -> Outcome:
     """Offer every start's end point to the choice; stop at the first one that is exact."""
     if problem.energy == 0.0:
@@ -128,10 +148,10 @@ def run_rounds(
         if done():
             break
         direct = number > 0 and unknowns <= most_direct()
-        task = Task(problem, trace, choice.offer_starts, head_dim, direct)
+        task = Task(problem, trace, choice.offer_starts, head_dim, direct, single=number == 0)
         theta = random_starts(problem, n_heads, round_.n_starts, seed, number)
         rng = np.random.default_rng([seed, 0x2E71, number])
-        run_round(round_, theta, task, scales, done, rng, stage=f"round {number + 1}")
+        run_round(round_, theta, task, scales, done, rng, stage=f"{stage} {number + 1}")
     if choice.layer is None:
         choice.offer(problem.zero_layer(n_heads))
         return Outcome.TIME_LIMIT if trace.expired else Outcome.NONFINITE
@@ -150,11 +170,11 @@ def run_round(
 ) -> None:
     """Anneal the starts (s, m, q, d) and let them go; where it pays, trade heads and try again."""
     problem = task.problem
-    finishing = most_direct() < theta[0].size <= FINISHED and task.head_dim is None
+    finishing = theta[0].size <= FINISHED and task.head_dim is None
 
     def let_go(shaped: State, stage: str) -> None:
-        state = anneal(freed(shaped), task, scales, round_.releasing, stage=stage)
-        state = free(state, task, stage=stage)
+        state = anneal(freed(shaped), task, scales, round_.releasing, stage=f"{stage}, release")
+        state = free(state, task, stage=f"{stage}, free")
         if finishing and not done():
             finish(state, task, stage=f"{stage}, finish")
 
@@ -170,6 +190,18 @@ def run_round(
         state, improved = better(state, trial, ridge_at(round_.shaped, scales, problem))
         if improved:
             let_go(trial, name)
+
+
+def sketch_size(examples: Examples, n_heads: int, *, bias: bool, head_dim: int | None) -> int:
+    """How many examples a first round needs: all of them, unless there are plenty.
+
+    What explains a part of the examples exactly mostly explains all. Below the given work the
+    program for another number of examples takes longer to compile than it saves.
+    """
+    k, d, e = examples.k, examples.d, examples.out_dim
+    work = examples.n * k * n_heads * d * (d + k + e)
+    few = int(np.ceil(_ENOUGH * examples.counting_limit(n_heads, bias, head_dim)))
+    return few if work > _WORK and 2 * few <= examples.n else examples.n
 
 
 def most_heads(examples: Examples, *, bias: bool, head_dim: int | None) -> int:
