@@ -62,6 +62,11 @@ TABLE = {
 }
 
 
+def rounds_of(events):
+    """Stages without their parts: annealing, free descent, finish."""
+    return {event.stage.split(",")[0] for event in events}
+
+
 @pytest.mark.parametrize("name", TABLE, ids=lambda name: name.replace(" ", "-"))
 def test_recovery(name):
     teacher, data, options = TABLE[name]
@@ -75,7 +80,7 @@ def test_recovery(name):
     assert compare(solution.layer, layer).max_error < 1e-10
     assert trace.best_loss < 1e-20
     assert trace.best is solution.layer
-    assert {event.stage for event in solution.trace} == {"round 1", "choice"}
+    assert rounds_of(solution.trace) == {"round 1", "choice"}
 
 
 def test_the_learner_knows_no_units():
@@ -192,14 +197,13 @@ def test_a_solver_that_diverges_says_so(monkeypatch):
     assert np.isfinite(solution.layer.theta).all()
 
 
-def test_below_the_counting_limit_one_round_is_enough(monkeypatch):
-    monkeypatch.setattr(continuation, "_FREE_STEPS", 10)
+def test_below_the_counting_limit_one_round_is_enough():
     layer = random_layer(2, D, seed=1)
     trace = Trace()
     solution = run(make_examples(layer, 4), 2, trace=trace)
     assert solution.outcome is Outcome.FITTED
     assert compare(solution.layer, layer).max_error > 1e-2
-    assert {event.stage for event in trace.events} == {"round 1", "choice"}
+    assert rounds_of(trace.events) == {"round 1", "choice"}
 
 
 def test_a_checkpoint_is_where_descent_begins():
