@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from cases import Case, Method, case_at, with_restarts
-from dense_peers import optimistix_descent, scipy_descent
+from dense_peers import optimistix_descent, scipy_descent, unless_too_large
 from ledger import RESULTS, Ledger, Record, finite
 from peers import annealed_adam, optax_lbfgs, tuned_adam
 
@@ -78,8 +78,8 @@ PEERS: dict[str, Method] = {
     "Adam": tuned_adam(0.03, 5000),
     "Adam + ridge": with_restarts(partial(annealed_adam, 0.03)),
     "L-BFGS": with_restarts(optax_lbfgs),
-    "scipy least_squares": with_restarts(partial(scipy_descent, "lm")),
-    "optimistix LM": with_restarts(partial(optimistix_descent, "QR")),
+    "scipy least_squares": partial(unless_too_large, partial(scipy_descent, "lm"), 1),
+    "optimistix LM": partial(unless_too_large, partial(optimistix_descent, "QR"), 1),
 }
 
 

@@ -43,7 +43,7 @@ class Ledger:
             found = measure()
         except Exception as error:  # a crash is a result too
             found = {"crashed": f"{type(error).__name__}: {error}"[:300]}
-        record = key | found
+        record = key | found | {"device": jax.devices()[0].device_kind}
         self.records.append(record)
         self.write()
         return record

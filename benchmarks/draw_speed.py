@@ -1,0 +1,89 @@
+"""Draw docs/images/speed.svg from benchmarks/results/speed.json."""
+
+import json
+import statistics
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from cases import Case
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
+from race import has_arrived, seconds_of, standings
+from speed import GROWTH, RACES, theory
+
+HERE = Path(__file__).parent
+OUT = HERE.parent / "docs" / "images" / "speed.svg"
+SHOWN = {"newton": "#1b6ca8", "L-BFGS": "#e07b39", "Adam": "#7a9e3d", "Adam + ridge": "#b3589a"}
+LETTERS = {"heads": "m", "features": "d", "tokens": "k", "examples": "n"}
+
+
+def main() -> None:
+    rows = json.loads((HERE / "results" / "speed.json").read_text())["runs"]
+    with matplotlib.rc_context({"svg.hashsalt": "mhalearn", "font.size": 9}):
+        figure = Figure(figsize=(9.2, 5.6), layout="constrained", facecolor="white")
+        FigureCanvasSVG(figure)
+        above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
+        draw_races(above.subplots(), [row for row in rows if row["part"] == "race"])
+        growth = [row for row in rows if row["part"] == "growth"]
+        panels = below.subplots(1, len(GROWTH), sharey=True)
+        for axes, (along, cases) in zip(panels, GROWTH.items(), strict=True):
+            draw_growth(axes, along, cases, growth)
+        panels[0].set_ylabel("seconds to 1e-20, median")
+        OUT.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(OUT, metadata={"Date": None})
+
+
+def draw_races(axes: Axes, rows: list[dict]) -> None:
+    """A method's best setting in every case; a hollow bar where most runs hit the time limit."""
+    names = [str(case) for case, *_ in RACES]
+    for place, name in enumerate(names):
+        best = standings([row for row in rows if row["case"] == name])
+        for offset, (method, color) in enumerate(SHOWN.items()):
+            if method not in best:
+                continue
+            standing = best[method]
+            failed = 2 * sum(map(has_arrived, standing.rows)) < len(standing.rows)
+            x = place + 0.2 * (offset - 1.5)
+            fill = "white" if failed else color
+            axes.bar(x, standing.median, 0.18, color=fill, edgecolor=color)
+            axes.text(x, standing.median * 1.1, f"{standing.median:.2g}", ha="center", fontsize=7)
+    for method, color in SHOWN.items():
+        axes.bar(0, 0, color=color, label=method)
+    axes.set_yscale("log")
+    axes.set_ylim(top=axes.get_ylim()[1] * 3)
+    axes.set_xticks(range(len(names)), [name.replace(" N", "\nN") for name in names], fontsize=8)
+    axes.set_ylabel("seconds to 1e-20, median")
+    axes.set_title("Time to an exact fit (hollow: most runs fail)", loc="left", fontsize=10)
+    axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper right")
+
+
+def draw_growth(axes: Axes, along: str, cases: list[Case], rows: list[dict]) -> None:
+    """Medians beside the work of one conjugate-gradient step, scaled to meet them."""
+    letter = LETTERS[along]
+    medians = {}
+    for case in cases:
+        mine = [row for row in rows if (row["along"], row["case"]) == (along, str(case))]
+        if mine and all(map(has_arrived, mine)):
+            medians[case] = statistics.median(map(seconds_of, mine))
+    if not medians:
+        return
+    x = [getattr(case, letter) for case in medians]
+    seconds = np.array(list(medians.values()))
+    work = np.array([theory(case) for case in medians])
+    axes.plot(x, seconds, "o", color=SHOWN["newton"])
+    scale = np.exp(np.mean(np.log(seconds / work)))
+    axes.plot(x, scale * work, "--", color="#888888", linewidth=1, label="work of a step")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(x)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(f"{along} {letter}")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+
+
+if __name__ == "__main__":
+    main()
