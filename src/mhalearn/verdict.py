@@ -87,6 +87,14 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
             "to tell noise from rounding in a badly conditioned problem"
         )
     if exact_fit:
+        others = measure_residuals(layer, held).relative
+        wrong = int(np.sum(others > max(THRESHOLD, 2 * fitted.floor)))
+        if 2 * wrong < len(others):  # of a wrong layer, nearly all would be
+            return Outcome.FITTED, (
+                f"the examples to fit are explained exactly, {wrong} of {len(others)} held-out "
+                f"ones are not (relative error {held_error:.2g}): no attention layer makes all "
+                "these labels"
+            )
         return Outcome.NOT_IDENTIFIED, (
             "the examples are fitted exactly but others are not (relative error "
             f"{held_error:.2g}), with {certificate.null_dimension} directions "
