@@ -59,7 +59,7 @@ def test_a_layer_that_ignores_theta_passes(layer, x):
 
 
 def without_centring(at, chunk, step):
-    return jnp.einsum("bmrj,bmje->bre", at.p * attention.logits(step, chunk), at.values)
+    return jnp.einsum("brmj,bmje->bre", at.p * attention.logits(step, chunk), at.values)
 
 
 WRONG = {

@@ -41,6 +41,10 @@ def in_float64(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
+# Doubles a chunk's intermediates may hold in a matrix-free step: 128 MiB.
+ROOM = 2**24
+
+
 class Chunk(NamedTuple):
     """Examples as the numerics see them; a leading chunk axis makes it a whole data set."""
 
@@ -55,7 +59,7 @@ class Chunk(NamedTuple):
 class Pattern(NamedTuple):
     """What a layer's attention does on a chunk."""
 
-    p: Float[Array, "b m k k"]
+    p: Float[Array, "b k m k"]
     means: Float[Array, "b k m d"]
 
 
@@ -74,16 +78,25 @@ def total(function: Callable[[Chunk], Any], data: Chunk) -> Any:
     return jax.lax.scan(add, zeros, data)[0]
 
 
-def logits(theta: Float[Array, "m q d"], chunk: Chunk) -> Float[Array, "b m k k"]:
-    keyed = jnp.einsum("brq,mqd->bmrd", chunk.queries, theta)
-    return jnp.einsum("bmrd,bjd->bmrj", keyed, chunk.tokens)
+def gathered(data: Chunk, n_heads: int) -> Chunk:
+    """The same examples in fewer chunks: matrix-free steps hold little a row."""
+    count, b, k, e = data.labels.shape
+    row = n_heads * (k + e + 2 * data.tokens.shape[-1])
+    most = max(1, ROOM // (b * k * row))
+    group = max(g for g in range(1, count + 1) if count % g == 0 and g <= most)
+    return jax.tree.map(lambda a: a.reshape(count // group, group * b, *a.shape[2:]), data)
+
+
+def logits(theta: Float[Array, "m q d"], chunk: Chunk) -> Float[Array, "b k m k"]:
+    keyed = jnp.einsum("brq,mqd->brmd", chunk.queries, theta)
+    return jnp.einsum("brmd,bjd->brmj", keyed, chunk.tokens)
 
 
 def attend(theta: Float[Array, "m q d"], chunk: Chunk) -> Pattern:
     """Softmax patterns and mean tokens of every head. Cost: O(b k m d (q + k))."""
-    scores = jnp.where(chunk.allowed[:, None], logits(theta, chunk), -jnp.inf)
+    scores = jnp.where(chunk.allowed[:, :, None], logits(theta, chunk), -jnp.inf)
     p = jax.nn.softmax(scores, axis=-1)
-    return Pattern(p, jnp.einsum("bmrj,bjd->brmd", p, chunk.tokens))
+    return Pattern(p, jnp.einsum("brmj,bjd->brmd", p, chunk.tokens))
 
 
 def design(pattern: Pattern, chunk: Chunk) -> Float[Array, "b k p"]:
@@ -155,13 +168,13 @@ def residual(
 class Tangent(NamedTuple):
     """The layer's derivative with respect to Theta at a point, on a chunk."""
 
-    p: Float[Array, "b m k k"]
+    p: Float[Array, "b k m k"]
     values: Float[Array, "b m k e"]  # x_j W_i
 
 
-def tangent(p: Float[Array, "b m k k"], heads: Float[Array, "m d e"], chunk: Chunk) -> Tangent:
+def tangent(p: Float[Array, "b k m k"], heads: Float[Array, "m d e"], chunk: Chunk) -> Tangent:
     return Tangent(
-        p * chunk.weight[:, None, :, None], jnp.einsum("bjd,mde->bmje", chunk.tokens, heads)
+        p * chunk.weight[:, :, None, None], jnp.einsum("bjd,mde->bmje", chunk.tokens, heads)
     )
 
 
@@ -172,14 +185,18 @@ def _centre(p: Array, scores: Array) -> Array:
 
 def push(at: Tangent, chunk: Chunk, step: Float[Array, "m q d"]) -> Float[Array, "b k e"]:
     """J step: the change of the outputs. Cost: about a forward pass."""
-    return jnp.einsum("bmrj,bmje->bre", _centre(at.p, logits(step, chunk)), at.values)
+    return jnp.einsum("brmj,bmje->bre", _centre(at.p, logits(step, chunk)), at.values)
 
 
 def pull(at: Tangent, chunk: Chunk, change: Float[Array, "b k e"]) -> Float[Array, "m q d"]:
     """J^T change: its exact transpose. Cost: about a forward pass."""
-    scores = jnp.einsum("bre,bmje->bmrj", change, at.values)
-    keyed = jnp.einsum("bmrj,bjd->bmrd", _centre(at.p, scores), chunk.tokens)
-    return jnp.einsum("brq,bmrd->mqd", chunk.queries, keyed)
+    return jnp.einsum("brq,brmd->mqd", chunk.queries, key_side(at, chunk, change))
+
+
+def key_side(at: Tangent, chunk: Chunk, change: Float[Array, "b k e"]) -> Float[Array, "b k m d"]:
+    """C_i(r) W_i change_r for every row and head: `pull` before it meets the queries."""
+    scores = jnp.einsum("bre,bmje->brmj", change, at.values)
+    return jnp.einsum("brmj,bjd->brmd", _centre(at.p, scores), chunk.tokens)
 
 
 def covariance_products(
@@ -187,7 +204,7 @@ def covariance_products(
 ) -> Float[Array, "b k m d e"]:
     """C_i(r) W_i for every row and head: the key side of the Jacobian's Khatri-Rao product."""
     values = jnp.einsum("bjd,mde->bmje", chunk.tokens, heads)
-    mean_values = jnp.einsum("bmrj,bmje->brme", pattern.p, values)
-    raw = jnp.einsum("bmrj,bjd,bmje->brmde", pattern.p, chunk.tokens, values)
+    mean_values = jnp.einsum("brmj,bmje->brme", pattern.p, values)
+    raw = jnp.einsum("brmj,bjd,bmje->brmde", pattern.p, chunk.tokens, values)
     products = raw - pattern.means[..., None] * mean_values[..., None, :]
     return products * chunk.weight[:, :, None, None, None]

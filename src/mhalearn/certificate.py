@@ -10,7 +10,7 @@ sigma^2 (J^T J)^-1, hence intervals.
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class Certificate:
     relative_mse: float
     floor: float  # root relative squared error at which labels of this precision are met exactly
     label_precision: str
-    noise_level: float  # root mean square residual, in units of the labels
+    noise_level: float  # estimated deviation of the labels' noise, in their units
     n_examples: int
     n_seen: int  # examples left out because the layer was learned from them
     delta: float
@@ -128,14 +128,17 @@ def certify(
     inputs = learned_from if learned_from is not None else examples
     spectrum = measure_spectrum(layer, inputs, head_dim)
     null = None if spectrum is None else spectrum.null_dimension
+    learned = learned_from.n if learned_from is not None else _learned_count(layer)
+    noise = residuals.noise_level
+    if learned_from is not None:
+        noise *= _without_own_error(layer, learned_from, head_dim)
     intervals = bound = None
     if spectrum is not None:
         # Labels that happen to be met to the last bit say no more than their rounding allows.
         least = residuals.unit / 4
         error = residuals.label_norm * max(residuals.root_relative, least)
         bound = _parameter_bound(layer, spectrum, error * math.sqrt(inputs.n / n))
-        learned = learned_from.n if learned_from else _learned_count(layer, inputs.n)
-        width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
+        width = norm.ppf(1 - delta / 2) * noise * np.sqrt(inputs.n / (learned or inputs.n))
         intervals = _scaled(spectrum.deviations, width)
     return Certificate(
         recovered=residuals.exact and null == 0 and bound is not None and bound <= RESOLVED,
@@ -143,7 +146,7 @@ def certify(
         relative_mse=residuals.root_relative**2,
         floor=residuals.floor,
         label_precision=residuals.precision,
-        noise_level=residuals.noise_level,
+        noise_level=noise,
         n_examples=n,
         n_seen=n_seen,
         delta=delta,
@@ -160,6 +163,25 @@ def certify(
             "examples exceeded it)."
         ),
     )
+
+
+def refitted(
+    certificate: Certificate, layer: AttentionLayer, examples: Examples, head_dim: int | None
+) -> Certificate:
+    """The certificate of a layer that was fitted to all examples after it was certified.
+
+    The noise, sqrt(|residual|^2 / (scalars - unknowns)), and the intervals are those of that fit;
+    what fresh examples said, they said before.
+    """
+    spectrum = measure_spectrum(layer, examples, head_dim)
+    if spectrum is None:
+        return certificate
+    own = _without_own_error(layer, examples, head_dim)
+    noise = measure_residuals(layer, examples).noise_level / own
+    width = norm.ppf(1 - certificate.delta / 2) * noise
+    intervals = _scaled(spectrum.deviations, width)
+    statement = f"{certificate.statement} Then the layer was fitted to these as well."
+    return replace(certificate, noise_level=noise, intervals=intervals, statement=statement)
 
 
 def as_examples(
@@ -275,10 +297,23 @@ def _check_fits(layer: AttentionLayer, examples: Examples) -> None:
         )
 
 
-def _learned_count(layer: AttentionLayer, otherwise: int) -> int:
+def _without_own_error(layer: AttentionLayer, examples: Examples, head_dim: int | None) -> float:
+    """Noise over the residual on fresh examples; the rest is the error of the estimate.
+
+    Least squares with p unknowns from N scalars leaves fresh residuals of variance about
+    sigma^2 N / (N - p), and those it fitted of sigma^2 (N - p) / N.
+    """
+    h = layer.d if head_dim is None else head_dim
+    parts = (part for part in (layer.w, layer.key_vector, layer.out_bias) if part is not None)
+    unknowns = layer.n_heads * h * (2 * layer.d - h) + sum(part.size for part in parts)
+    scalars = int(examples.arrays().lengths.sum()) * layer.out_dim
+    return math.sqrt(1 - unknowns / scalars) if scalars > unknowns else 1.0
+
+
+def _learned_count(layer: AttentionLayer) -> int | None:
     """How many examples the layer says it was learned from."""
     said = layer.metadata.get("n_examples", "")
-    return int(said) if said.isdecimal() and int(said) > 0 else otherwise
+    return int(said) if said.isdecimal() and int(said) > 0 else None
 
 
 def _parameter_bound(layer: AttentionLayer, spectrum: Spectrum, residual: float) -> float:

@@ -13,7 +13,14 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from mhalearn.baselines import adam, lbfgs, linear
-from mhalearn.certificate import Certificate, as_examples, certify, check_sizes
+from mhalearn.certificate import (
+    Certificate,
+    as_examples,
+    certify,
+    check_sizes,
+    measure_residuals,
+    refitted,
+)
 from mhalearn.examples import Examples, Survey
 from mhalearn.information import Information, measure_information, number_groups
 from mhalearn.layer import AttentionLayer, Float64, load_layer
@@ -185,6 +192,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             outcome, reason = self._judge(solution, evidence)
         if certificate is not None and certificate.recovered and outcome is Outcome.FITTED:
             certificate = replace(certificate, recovered=False, reason=reason)
+        if certificate is not None and outcome is Outcome.FITTED and self._may_refit(examples):
+            layer, certificate = self._refit(layer, certificate, fitted, examples)
         trace.emit("outcome", detail=f"{outcome.name}: {reason}")
         return Solution(
             layer=layer.replace(seen=self._seen),
@@ -246,6 +255,24 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         held = np.isin(group_of, order[:count])
         rest = examples.view(~held) if self.method in _STREAMS else examples.subset(~held)
         return rest, examples.subset(held)
+
+    def _may_refit(self, examples: Examples) -> bool:
+        few = examples.in_memory and examples.n <= _POLISHED
+        return self.polish and few and not self._trace.expired
+
+    def _refit(
+        self, layer: AttentionLayer, certificate: Certificate, fitted: Examples, examples: Examples
+    ) -> tuple[AttentionLayer, Certificate]:
+        """Under noise what was held out is worth more fitted.
+
+        Where the fit is exact it says all it can, and a wrong label among the others would do harm.
+        """
+        if measure_residuals(layer, fitted).exact:
+            return layer, certificate
+        problem = make_problem(examples, layer.n_heads, bias=self.bias, causal=self.causal)
+        layer, _ = polish(layer, problem, self._trace, head_dim=self.head_dim)
+        layer = layer.replace(metadata=self._metadata(examples.n))
+        return layer, refitted(certificate, layer, examples, self.head_dim)
 
     def _listener(self, progress: Progress) -> Callable[[Event], None]:
         def listen(event: Event) -> None:

@@ -169,10 +169,10 @@ def _matched_frequency(layer: AttentionLayer, k: int, seed: int) -> float:
             causal=layer.causal,
         )
         p = np.asarray(attend(theta, chunk).p)
-        centre = p.mean(axis=1, keepdims=True)
-        apart = np.abs(p - centre).sum(axis=-1).max(axis=1) / 2
+        centre = p.mean(axis=2, keepdims=True)
+        apart = np.abs(p - centre).sum(axis=-1).max(axis=2) / 2
         top = -np.partition(-p, 1, axis=-1)[..., :2]
-        sparse = (top.sum(axis=-1).min(axis=1) >= 0.9) & (top.max(axis=(1, 3)) <= 0.9)
+        sparse = (top.sum(axis=-1).min(axis=2) >= 0.9) & (top.max(axis=(2, 3)) <= 0.9)
         matched += int(np.sum((apart <= 0.05) & sparse))
         rows += apart.size
     return matched / rows

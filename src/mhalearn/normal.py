@@ -10,6 +10,8 @@ C_i(r) W_i. `dense` forms S, for its spectrum or its factor; `matrix_free` appli
 conjugate gradients. Neither ever forms J.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +25,7 @@ from mhalearn.attention import (
     attend,
     covariance_products,
     design,
+    key_side,
     pull,
     push,
     residual,
@@ -82,48 +85,93 @@ def dense(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> Normal:
 
 
 class Preconditioner(NamedTuple):
-    """J^T J ~ (second moment of the queries) (x) (sum of K_r), diagonalised factor by factor."""
+    """J^T J ~ (second moment of the queries) (x) (sum of K_r), diagonalised factor by factor.
+
+    What no Kronecker product sees is that a head resists being scaled, Theta_i to (1 + t) Theta_i,
+    far less than other steps of that size; so those m directions have their own inverse added.
+    """
 
     query_basis: Float[Array, "q q"]
     query_values: Float[Array, " q"]
     key_basis: Float[Array, "md md"]
     key_values: Float[Array, " md"]
+    along: Float[Array, "q md"]  # Theta, in head-scaled coordinates
+    along_values: Float[Array, " m"]  # |J Theta_i|^2
     head_scale: Float[Array, " m"]  # its mean diagonal in each head's block
 
     def solve(self, flat: Float[Array, "q md"], shift: Float[Array, ""]) -> Float[Array, "q md"]:
         """Apply the inverse of the approximation plus shift, in head-scaled coordinates."""
         rotated = self.query_basis.T @ flat @ self.key_basis
         rotated = rotated / (self.query_values[:, None] * self.key_values[None, :] + shift)
-        return self.query_basis @ rotated @ self.key_basis.T
+        solved = self.query_basis @ rotated @ self.key_basis.T
+        m = self.head_scale.shape[0]
+
+        def by_head(product: Array) -> Array:
+            return jnp.sum(product.reshape(product.shape[0], m, -1), axis=(0, 2))
+
+        values = self.along_values + shift * by_head(self.along**2)
+        share = by_head(self.along * flat) / jnp.where(values > 0, values, jnp.inf)
+        return solved + self.along * jnp.repeat(share, flat.shape[1] // m)
+
+
+# Random combinations of a row's outputs, a dimension of the key side.
+_PROBES = 32
+
+
+def _signs(key: Array, shape: tuple[int, ...]) -> Array:
+    """Signs that look random (the end of MurmurHash3): JAX's own take a second to compile."""
+    bits = jax.lax.iota(jnp.uint32, math.prod(shape)) ^ (key * jnp.uint32(0x9E3779B9))
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    return 1 - 2 * ((bits >> 16) & 1).astype(jnp.int32).reshape(shape)
 
 
 def precondition(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> Preconditioner:
-    """Estimated from enough examples to see every direction several times, not from all.
+    """Estimated from every row, each seen through random combinations of its outputs.
 
-    Cost: O((m d)^3).
+    Cost: O((m d)^3), and a small part of that of `fit_projections`.
     """
     m, q, d = theta.shape
-    k, e = data.labels.shape[-2:]
-    enough = max(32, -(-8 * m * d // (k * e)))
-    n = data.weight.shape[0] * data.weight.shape[1]
-    chunk = jax.tree.map(lambda leaf: leaf.reshape(n, *leaf.shape[2:])[:enough], data)
-    keys = covariance_products(attend(theta, chunk), stacked_heads(fit.w, m, d), chunk)
-    flat = keys.reshape(-1, m * d, e).transpose(0, 2, 1).reshape(-1, m * d)
-    share = jnp.sum(data.weight) / jnp.maximum(jnp.sum(chunk.weight), 1.0)
-    kernel = flat.T @ flat * share
-    x = (chunk.queries * chunk.weight[..., None]).reshape(-1, q)
-    second = x.T @ x / jnp.maximum(jnp.sum(chunk.weight), 1.0)
+    heads = stacked_heads(fit.w, m, d)
+    e = data.labels.shape[-1]
+    probes = min(e, -(-_PROBES * m * d // data.weight.size))
+    salts = jnp.arange(data.weight.shape[0] * probes, dtype=jnp.uint32).reshape(-1, probes)
+
+    def moments(part: tuple[Chunk, Array]) -> tuple[Array, Array, Array]:
+        chunk, salts = part
+        at = tangent(attend(theta, chunk).p, heads, chunk)
+        thetas = jnp.einsum("brq,mqd->brmd", chunk.queries, theta)
+
+        def seen(salt: Array) -> tuple[Array, Array]:
+            if probes == e:  # as many as there are outputs: then one after the other, exactly
+                mix = jnp.broadcast_to(jnp.sqrt(e) * jnp.eye(e)[salt % e], chunk.labels.shape)
+            else:
+                mix = _signs(salt, chunk.labels.shape)
+            side = key_side(at, chunk, mix.astype(theta.dtype))
+            flat = side.reshape(-1, m * d)
+            return flat.T @ flat, jnp.sum(jnp.sum(thetas * side, axis=-1) ** 2, axis=(0, 1))
+
+        kernel, along = jax.tree.map(lambda leaf: leaf.mean(axis=0), jax.lax.map(seen, salts))
+        x = (chunk.queries * chunk.weight[..., None]).reshape(-1, q)
+        return kernel, along, x.T @ x
+
+    kernel, along, second = jax.tree.map(
+        lambda leaf: leaf.sum(axis=0), jax.lax.map(moments, (data, salts))
+    )
+    second = second / jnp.maximum(jnp.sum(data.weight), 1.0)
     diagonal = jnp.diag(kernel).reshape(m, d).mean(axis=1) * jnp.trace(second) / q
-    tiny = jnp.finfo(diagonal.dtype)
-    head_scale = diagonal + 1e-12 * diagonal.max() + tiny.tiny
-    inverse_root = jnp.repeat(1 / jnp.sqrt(head_scale), d)
+    small = jnp.finfo(theta.dtype)
+    head_scale = diagonal + 1e-12 * diagonal.max() + small.tiny
+    root = jnp.repeat(jnp.sqrt(head_scale), d)
     query_values, query_basis = jnp.linalg.eigh(second)
-    key_values, key_basis = jnp.linalg.eigh(inverse_root[:, None] * kernel * inverse_root[None, :])
+    key_values, key_basis = jnp.linalg.eigh(kernel / (root[:, None] * root[None, :]))
     return Preconditioner(
         query_basis,
         jnp.maximum(query_values, 0),
         key_basis,
-        jnp.maximum(key_values, 8 * tiny.eps * key_values[-1]),
+        jnp.maximum(key_values, 8 * small.eps * key_values[-1]),
+        query_first(theta) * root,
+        along,
         head_scale,
     )
 
@@ -227,8 +275,6 @@ def matrix_free(
     m, _, d = theta.shape
     heads = stacked_heads(fit.w, m, d)
     light = in_single if single else lambda tree: tree
-    kronecker = precondition(light(theta), light(fit), light(data))
-    root = jnp.repeat(1 / jnp.sqrt(kronecker.head_scale), d).astype(theta.dtype)
     factor = jax.scipy.linalg.cho_factor(fit.gram)
     # Scaling a head by a number keeps its tangent space, so the projection commutes with `root`.
     project = tangent_projection(theta, head_dim) if span is None else SpanProjection(span)
@@ -244,6 +290,8 @@ def matrix_free(
     tangents, designs, pulls = jax.lax.map(linearise, data)
     down = pulls.sum(axis=0) - ridge * theta
     parts = light((data, tangents, designs))
+    kronecker = precondition(light(theta), light(fit), parts[0])
+    root = jnp.repeat(1 / jnp.sqrt(kronecker.head_scale), d).astype(theta.dtype)
 
     def apply(flat: Array) -> Array:
         step = heads_first(flat * root, m)
@@ -270,5 +318,33 @@ def matrix_free(
         return inside(inner.solve(light(flat), light(damping + 1e-10)).astype(theta.dtype))
 
     scaled = inside(query_first(down) * root)
-    flat, _ = jax.scipy.sparse.linalg.cg(apply, scaled, tol=tolerance, maxiter=max_steps, M=inverse)
+    flat = conjugate_gradients(apply, inverse, scaled, tolerance, max_steps)
     return heads_first(flat * root, m)
+
+
+def conjugate_gradients(
+    apply: Callable[[Array], Array],
+    inverse: Callable[[Array], Array],
+    right: Array,
+    tolerance: Array,
+    max_steps: int,
+) -> Array:
+    """From zero, until the residual is `tolerance` times the right side; JAX's own spends one more
+    product on its start."""
+
+    def going(carry: Any) -> Array:
+        _, left, _, _, step = carry
+        return (jnp.vdot(left, left) > tolerance**2 * jnp.vdot(right, right)) & (step < max_steps)
+
+    def advance(carry: Any) -> Any:
+        found, left, along, size, step = carry
+        product = apply(along)
+        length = size / jnp.vdot(along, product)
+        found, left = found + length * along, left - length * product
+        solved = inverse(left)
+        after = jnp.vdot(left, solved)
+        return found, left, solved + after / size * along, after, step + 1
+
+    first = inverse(right)
+    start = jnp.zeros_like(right), right, first, jnp.vdot(right, first), jnp.asarray(0)
+    return jax.lax.while_loop(going, advance, start)[0]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mhalearn._types import Array, Float
-from mhalearn.attention import Chunk, fit_projections, in_float64
+from mhalearn.attention import Chunk, fit_projections, gathered, in_float64
 from mhalearn.layer import AttentionLayer
 from mhalearn.normal import matrix_free, tangent_projection
 from mhalearn.outcome import Trace
@@ -114,6 +114,8 @@ def _step(
     single: bool,
 ) -> State:
     max_steps = _DIRECT_CG_STEPS if direct else _CG_STEPS
+    if not direct:
+        data = gathered(data, state.theta.shape[1])
     if span is not None:  # there are only so many directions to search
         max_steps = 2 * state.theta.shape[1] * len(span)
 

@@ -239,14 +239,14 @@ def _sweeps(
     return jax.lax.scan(sweep, theta, None, length=_BLOCK)[1]
 
 
-def _uniform(chunk: Chunk, n_heads: int) -> Float[Array, "b m k k"]:
+def _uniform(chunk: Chunk, n_heads: int) -> Float[Array, "b k m k"]:
     """Every head attending evenly to the tokens a query may see."""
     p = chunk.allowed / jnp.sum(chunk.allowed, axis=-1, keepdims=True)
-    return jnp.repeat(p[:, None], n_heads, axis=1)
+    return jnp.repeat(p[:, :, None], n_heads, axis=2)
 
 
 def _mean(chunk: Chunk) -> Float[Array, "b k d"]:
-    return jnp.einsum("brj,bjd->brd", _uniform(chunk, 1)[:, 0], chunk.tokens)
+    return jnp.einsum("brj,bjd->brd", _uniform(chunk, 1)[:, :, 0], chunk.tokens)
 
 
 def _without_heads(w: Float[Array, "p e"], chunk: Chunk, n_heads: int) -> Float[Array, "b k e"]:
@@ -267,7 +267,7 @@ def _fit_linear_projections(
         b, k, d = chunk.tokens.shape
         p, scores = _uniform(chunk, m), logits(theta, chunk)
         centred = p * (scores - jnp.sum(p * scores, axis=-1, keepdims=True))
-        heads = jnp.einsum("bmrj,bjd->brmd", centred, chunk.tokens).reshape(b, k, m * d)
+        heads = jnp.einsum("brmj,bjd->brmd", centred, chunk.tokens).reshape(b, k, m * d)
         v = jnp.concatenate([_mean(chunk), heads, chunk.constant], axis=-1)
         v = v * chunk.weight[..., None]
         return jnp.einsum("brp,brs->ps", v, v), jnp.einsum("brp,bre->pe", v, chunk.labels)

@@ -51,7 +51,8 @@ class Round:
 # starts in all are what is worth trying near the limit.
 ROUNDS = (
     Round(1, 4, 1e-2),
-    Round(5, 40, 1e-3, release_steps=8, hops=20),
+    Round(1, 40, 1e-3, release_steps=8),
+    Round(4, 40, 1e-3, release_steps=8, hops=20),
     Round(5, 60, 1e-3, release_steps=8, hops=40, prior=1.3),
     Round(5, 60, 1e-3, release_steps=8, hops=120),
 )
@@ -60,6 +61,8 @@ _SCARCE = 3.0
 # Times the counting limit that is plenty for a first look, and multiplications a pass over the
 # examples must cost for it to be worth its compilation.
 _ENOUGH, _WORK = 4.0, 1e7
+# Losses that differ by less than this part are those of one minimum.
+_SAME = 1e-6
 # Surplus heads make a lost head rare, so that a search for the head count can be brief.
 BRIEF_ROUNDS = (Round(1, 10, 1e-2), Round(1, 30, 1e-2))
 
@@ -88,14 +91,17 @@ def learn(
         fit, held = split_for_choice(examples, count, bias=bias, head_dim=head_dim, seed=seed)
         problem = make_problem(fit, count, bias=bias, causal=causal)
         choice = Choice(problem, held, trace)
-        if fit.n > _SCARCE * examples.counting_limit(count, bias, head_dim):
-            rounds = tuple(replace(round_, hops=0) for round_ in rounds)
+        scarce = fit.n <= _SCARCE * examples.counting_limit(count, bias, head_dim)
+        if not scarce:
+            # With noise no loss is known to be the lowest: a second quick start tells.
+            rounds = tuple(replace(round_, hops=0) for round_ in (rounds[0], *rounds))
         if start is not None and start.n_heads == count:
             choice.offer(polish(start, problem, trace, head_dim=head_dim)[0])
         run = partial(
             run_rounds,
             choice=choice,
             exact=exact,
+            scarce=scarce,
             n_heads=count,
             head_dim=head_dim,
             seed=seed,
@@ -128,13 +134,17 @@ def run_rounds(
     *,
     choice: "Choice",
     exact: float,
+    scarce: bool,
     n_heads: int,
     head_dim: int | None,
     seed: int,
     trace: Trace,
     stage: str = "round",
 ) -> Outcome:
-    """Offer every start's end point to the choice; stop at the first one that is exact."""
+    """Offer every start's end point to the choice; stop at the first one that is exact.
+
+    With noise none is. Unless examples are scarce, the lowest loss found twice is taken for it.
+    """
     if problem.energy == 0.0:
         choice.offer(problem.zero_layer(n_heads))
         return Outcome.FITTED
@@ -144,14 +154,15 @@ def run_rounds(
     def done() -> bool:
         return choice.loss < exact or trace.expired
 
+    losses: list[float] = []
     for number, round_ in enumerate(rounds):
-        if done():
+        if done() or (not scarce and found_twice(losses)):
             break
         direct = number > 0 and unknowns <= most_direct()
         task = Task(problem, trace, choice.offer_starts, head_dim, direct, single=number == 0)
         theta = random_starts(problem, n_heads, round_.n_starts, seed, number)
         rng = np.random.default_rng([seed, 0x2E71, number])
-        run_round(round_, theta, task, scales, done, rng, stage=f"{stage} {number + 1}")
+        losses += run_round(round_, theta, task, scales, done, rng, stage=f"{stage} {number + 1}")
     if choice.layer is None:
         choice.offer(problem.zero_layer(n_heads))
         return Outcome.TIME_LIMIT if trace.expired else Outcome.NONFINITE
@@ -167,19 +178,23 @@ def run_round(
     rng: np.random.Generator,
     *,
     stage: str,
-) -> None:
-    """Anneal the starts (s, m, q, d) and let them go; where it pays, trade heads and try again."""
+) -> list[float]:
+    """Anneal the starts (s, m, q, d) and let them go; where it pays, trade heads and try again.
+
+    Returns the losses the starts came to before they traded.
+    """
     problem = task.problem
     finishing = theta[0].size <= FINISHED and task.head_dim is None
 
-    def let_go(shaped: State, stage: str) -> None:
+    def let_go(shaped: State, stage: str) -> list[float]:
         state = anneal(freed(shaped), task, scales, round_.releasing, stage=f"{stage}, release")
         state = free(state, task, stage=f"{stage}, free")
         if finishing and not done():
             finish(state, task, stage=f"{stage}, finish")
+        return np.asarray(state.loss).tolist()
 
     state = anneal(begin(theta, problem), task, scales, round_.annealing, stage=stage)
-    let_go(state, stage)
+    losses = let_go(state, stage)
     for hop in range(round_.hops):
         if done():
             break
@@ -190,6 +205,13 @@ def run_round(
         state, improved = better(state, trial, ridge_at(round_.shaped, scales, problem))
         if improved:
             let_go(trial, name)
+    return losses
+
+
+def found_twice(losses: list[float]) -> bool:
+    """Whether two starts ended at the lowest loss."""
+    low = sorted(loss for loss in losses if np.isfinite(loss))[:2]
+    return len(low) == 2 and low[1] <= (1 + _SAME) * low[0]
 
 
 def sketch_size(examples: Examples, n_heads: int, *, bias: bool, head_dim: int | None) -> int:
