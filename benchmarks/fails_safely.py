@@ -16,6 +16,8 @@ rounding of the labels allows (its norm times the sensitivity of the worst param
 Jacobian at the truth), but never beyond 1e-2. Heads may be dropped or merged where the function
 on fresh inputs stays the same to the last place of the labels; for doubles to 1e-12, what computing
 a layer loses. With two tokens other layers are the same function, and that is compared instead.
+Labels in float16 or float32 of something that is no layer may be those of a layer all the same:
+it must meet them, as they were before rounding, to less than a unit in the last place.
 
 Where labels are exact doubles and the Jacobian at the truth, taken by complex steps, has null
 directions, a family of layers fits: NOT_IDENTIFIED is due (below the counting limit
@@ -63,6 +65,7 @@ class Trap:
     lengths: Array | None = None
     start: Layer | None = None  # a checkpoint to resume from
     unit: float = 0.0  # the last place of labels rounded more coarsely than their type
+    made: Array | None = None  # labels before they were rounded, where no layer makes them
 
     @property
     def last_place(self) -> float:
@@ -366,7 +369,8 @@ def labels(make: Callable[[Draw, Layer, Array], Array]) -> Callable[[Draw], Trap
 
     def trap(d: Draw) -> Trap:
         layer, x = d.layer(), d.inputs()
-        return Trap(x, d.rounded(make(d, layer, x)), None, d.asked())
+        made = make(d, layer, x)
+        return Trap(x, d.rounded(made), None, d.asked(), made=made)
 
     return trap
 
@@ -559,13 +563,15 @@ def tangent_basis(theta: Array, head_dim: int | None) -> Array:
 
 def null_dimension(layer: Layer, trap: Trap) -> int | None:
     """Directions the inputs leave open at a layer; None where that is a matter of thresholds."""
-    columns, _ = jacobian(layer, trap)
+    columns, heads = jacobian(layer, trap)
     sizes = np.linalg.norm(columns, axis=0)
-    if sizes.max() == 0:
-        return len(sizes)
+    kinds = np.arange(len(sizes)) < heads[-1].stop  # Theta's have other units than W's
+    largest = np.array([np.max(sizes, where=kinds == kind, initial=0.0) for kind in kinds])
 
     def rank(least: float, relative: float) -> int:
-        there = sizes > least * sizes.max()
+        there = sizes > least * largest
+        if not there.any():
+            return 0
         values = np.linalg.svd(columns[:, there] / sizes[there], compute_uv=False)
         return int(np.sum(values > relative * values[0]))
 
@@ -614,6 +620,9 @@ def size_of(heads: Array) -> float:
 def compare(learned: Layer, trap: Trap) -> tuple[bool, float]:
     """Whether the learned layer is the truth, and its error."""
     truth = trap.truth
+    if truth is None and trap.made is not None:
+        error = rms(trap.made - learned(trap.x)) / rms(trap.made)
+        return trap.y.dtype != np.float64 and error <= trap.last_place, error
     if truth is None:
         return False, math.inf
     allowed = allowed_error(trap)

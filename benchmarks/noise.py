@@ -6,17 +6,15 @@
     python benchmarks/noise.py --table                  print what the JSON holds
 
 Ten times the counting limit of examples; a draw is a fresh teacher with fresh inputs and Gaussian
-noise of deviation sigma = level x the labels' root mean square. `AttentionRegressor` is given all
-examples and holds an eighth out to certify with.
+noise of deviation sigma = level x the labels' root mean square. `AttentionRegressor` and its peers
+are given all of them.
 
 The bound is that of an unbiased estimate: sigma^2 times the diagonal of (J^T J)^-1 at the truth. An
 efficient estimate has a ratio of one in every draw, so the mean over draws is a fair statistic.
 "error / bound" is |error|^2 over the bound's sum, all parameters together; "each" first divides
-every squared error by its own bound. Both are for the examples fitted, which is what the solver can
-be blamed for; "given" is for all examples given, which adds the price of the held-out eighth.
-A draw without a comparable layer counts as an infinite ratio.
+every squared error by its own bound. A draw without a comparable layer counts as an infinite ratio.
 
-Peers fit the same examples as the solver, and start anew until two starts end at the same training
+Peers start anew until two starts end at the same training
 loss, to 1e-4 of it, or the time limit: with noise no loss is known to be the lowest. Their starts
 end after their steps, or when the loss no longer falls. Their best setting is the one with the
 least error, then time, on the draws it is reported for. Their seconds leave compilation out; the
@@ -30,7 +28,7 @@ import time
 from collections import Counter, defaultdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,40 +57,18 @@ _STREAM = 0x4015E  # the noise's own
 
 
 class Draw(NamedTuple):
-    """Noisy examples of a known layer: those the estimator fits and those it certifies with."""
+    """Noisy examples of a known layer."""
 
     truth: mha.AttentionLayer
     examples: mha.Examples
-    fitted: mha.Examples
-    held: mha.Examples
     sigma: float
-
-
-def estimator(case: Case, seed: int) -> mha.AttentionRegressor:
-    return mha.AttentionRegressor(n_heads=case.m, method="newton", random_state=seed)
-
-
-class Parts(Exception):
-    """The examples an estimator fits, and those it certifies with."""
-
-
-class Splitter(mha.AttentionRegressor):
-    """Goes as far as to split its examples, by the estimator's own rule."""
-
-    def _split(self, *given: Any) -> NoReturn:
-        raise Parts(*super()._split(*given))
 
 
 def noisy(case: Case, level: float, seed: int) -> Draw:
     truth, x, y = case.draw(seed)
     sigma = level * float(np.sqrt(np.mean(y**2)))
     rng = np.random.default_rng([seed, _STREAM, LEVELS.index(level)])
-    examples = mha.Examples(x, y + sigma * rng.standard_normal(y.shape))
-    try:
-        Splitter(**estimator(case, seed).get_params()).fit(examples)
-    except Parts as parts:
-        fitted, held = parts.args
-    return Draw(truth, examples, fitted, held, sigma)
+    return Draw(truth, mha.Examples(x, y + sigma * rng.standard_normal(y.shape)), sigma)
 
 
 # The bound
@@ -129,16 +105,11 @@ def against_bound(layer: mha.AttentionLayer, draw: Draw) -> Record:
     """The squared error of a layer over the bound; nothing where heads cannot be matched."""
     truth, order = draw.truth, mha.compare(layer, draw.truth).order
     if not len(order):
-        return {"ratio": None, "each": None, "given": None}
+        return {"ratio": None, "each": None}
     squared = (flat(layer.theta[order], layer.w[order]) - flat(truth.theta, truth.w)) ** 2
-    known = information(truth, draw.fitted.arrays().x)
-    of_fitted = variances(known, draw.sigma)
-    of_given = variances(known + information(truth, draw.held.arrays().x), draw.sigma)
-    return {
-        "ratio": finite(squared.sum() / of_fitted.sum()),
-        "each": finite(np.mean(squared / of_fitted)),
-        "given": finite(squared.sum() / of_given.sum()),
-    }
+    least = variances(information(truth, draw.examples.arrays().x), draw.sigma)
+    ratio, each = squared.sum() / least.sum(), np.mean(squared / least)
+    return {"ratio": finite(ratio), "each": finite(each)}
 
 
 # The solver
@@ -147,7 +118,7 @@ def against_bound(layer: mha.AttentionLayer, draw: Draw) -> Record:
 def run_newton(case: Case, level: float, seed: int) -> Record:
     draw = noisy(case, level, seed)
     began = time.perf_counter()
-    learned = estimator(case, seed).fit(draw.examples)
+    learned = mha.AttentionRegressor(n_heads=case.m, random_state=seed).fit(draw.examples)
     seconds = time.perf_counter() - began
     layer, certificate = learned.layer_, learned.certificate_
     found = against_bound(layer, draw)
@@ -194,7 +165,7 @@ def run_peer(descend: Descend, case: Case, level: float, seed: int) -> Record:
     draw = noisy(case, level, seed)
     ends: list[End] = []
     with float64():
-        problem = make_problem(draw.fitted, case.m, bias=False, causal=False)
+        problem = make_problem(draw.examples, case.m, bias=False, causal=False)
         data = jax.tree.map(lambda leaf: jnp.concatenate(list(leaf)), problem.data)
 
         def start(number: int) -> Start:
@@ -254,7 +225,7 @@ def best_settings(records: list[Record]) -> dict[tuple[str, float, str], list[Re
 
 
 def print_table(records: list[Record]) -> None:
-    names = {"ratio": "error / bound", "each": "each", "given": "given"}
+    names = {"ratio": "error / bound", "each": "each"}
     names |= {"coverage": "covered", "noise_level": "noise / sigma"}
     head = f"{'(m,d,k)':8} {'level':>6} {'method':>32} {'draws':>5} |"
     print(head + "".join(f" {title:15} |" for title in names.values()) + " median s | outcomes")
@@ -263,7 +234,7 @@ def print_table(records: list[Record]) -> None:
         known = "newton" if method == "newton" else f"{method}, {rows[0]['setting']}"
         shown = ["{:.3f} +- {:.3f}".format(*mean(rows, name)) for name in names]
         if method != "newton":
-            shown[3:] = "", ""
+            shown[2:] = "", ""
         ends = Counter("crashed" if "crashed" in row else row.get("outcome", "") for row in rows)
         outcomes = ", ".join(f"{count} {name}" for name, count in ends.items() if name)
         print(

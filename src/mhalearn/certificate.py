@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.stats import beta, norm
 
 from mhalearn.examples import Examples, Survey
@@ -232,7 +232,7 @@ def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
         known = np.where(inside, y64, 0.0)
         wrong.append(np.sum(difference**2, axis=(1, 2)))
         energy.append(np.sum(known**2, axis=(1, 2)))
-        terms = _terms(layer, x, lengths)
+        terms = layer.term_sizes(x, lengths)
         own.append(np.sum(terms**2, axis=(1, 2)))
         columns += [np.sum(part**2, axis=(0, 1)) for part in (difference, known, terms)]
         rows += int(inside.sum())
@@ -265,17 +265,6 @@ def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
         floor=precision.floor,
         exact=exact,
     )
-
-
-def _terms(layer: AttentionLayer, x: NDArray[Any], lengths: NDArray[np.int64]) -> Float64:
-    """Sum of the sizes of what the heads add up: a box rounds these, however much they cancel."""
-    heads = zip(layer.theta, layer.w, strict=True)
-    vectors = [None] * layer.n_heads if layer.key_vector is None else layer.key_vector[:, None]
-    sizes = [
-        np.abs(AttentionLayer(theta[None], w[None], vector, causal=layer.causal)(x, lengths))
-        for (theta, w), vector in zip(heads, vectors, strict=True)
-    ]
-    return np.sum(sizes, axis=0) + (0.0 if layer.out_bias is None else np.abs(layer.out_bias))
 
 
 def _unseen(layer: AttentionLayer, examples: Examples, survey: Survey) -> tuple[Examples, int]:

@@ -5,7 +5,7 @@ F(X) = sum_i softmax(X Theta_i X^T + 1 (X v_i)^T) X W_i + 1 c^T
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mhalearn import storage
 from mhalearn._types import Array, Float
-from mhalearn.attention import Chunk, forward, in_float64
+from mhalearn.attention import Chunk, attend, forward, in_float64, stacked_heads, tangent
 
 Float64 = NDArray[np.float64]
 
@@ -116,12 +116,21 @@ class AttentionLayer:
         stacked = self.w.reshape(-1, self.out_dim)
         return stacked if self.out_bias is None else np.vstack([stacked, self.out_bias])
 
-    @in_float64
     def __call__(self, x: ArrayLike, lengths: ArrayLike | None = None) -> Float64:
         """Apply the layer to X (n, k, d). Rows past an example's length are zero.
 
         Cost: O(n m k d (d + k + e)) time; memory beside X and Y bounded by a fixed workspace.
         """
+        return self._apply(_outputs, x, lengths)
+
+    def term_sizes(self, x: ArrayLike, lengths: ArrayLike | None = None) -> Float64:
+        """Outputs with every summand's absolute value: what is rounded, however much it cancels."""
+        return self._apply(_term_sizes, x, lengths)
+
+    @in_float64
+    def _apply(
+        self, function: Callable[..., Array], x: ArrayLike, lengths: ArrayLike | None
+    ) -> Float64:
         tokens, lengths = check_inputs(x, self.d, lengths)
         n, k, d = tokens.shape
         per_example = k * (self.n_heads * (2 * k + 3 * d) + 2 * d + self.out_dim)
@@ -138,7 +147,7 @@ class AttentionLayer:
                 causal=self.causal,
                 size=size,
             )
-            outputs[part] = np.asarray(_outputs(theta, w, chunk))[: tokens[part].shape[0]]
+            outputs[part] = np.asarray(function(theta, w, chunk))[: tokens[part].shape[0]]
         return outputs
 
     def canonical(self, *, tolerance: float = 1e-8) -> AttentionLayer:
@@ -213,6 +222,16 @@ def _outputs(
     theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
 ) -> Float[Array, "b k e"]:
     return forward(theta, w, chunk)
+
+
+@jax.jit
+def _term_sizes(
+    theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
+) -> Float[Array, "b k e"]:
+    m, _, d = theta.shape
+    at = tangent(attend(theta, chunk).p, stacked_heads(w, m, d), chunk)
+    sizes = jnp.einsum("brmj,bmje->bre", at.p, jnp.abs(at.values))
+    return sizes + jnp.abs(chunk.constant * chunk.weight[..., None]) @ jnp.abs(w[m * d :])
 
 
 def make_chunk(

@@ -14,9 +14,11 @@ def dependence_on_inputs(layer: AttentionLayer, examples: Examples, seed: int) -
 
     The statistic sum_{rows r != s} K(r, s) <residual_r, residual_s> is large when rows with similar
     inputs have similar residuals; under independent symmetric noise, flipping the signs of
-    residuals leaves its distribution alone, which gives its spread. Two kernels are tried, and the
-    larger value is returned: quadratic in the token and the mean token, and that of linear
-    attention, (x_r . x_s) <C, C'> with C the second moment of an example's tokens.
+    residuals leaves its distribution alone, which gives its spread. Four kernels are tried, and the
+    largest value is returned: quadratic in the token and the mean token; that of linear attention,
+    (x_r . x_s) <C, C'> with C the second moment of an example's tokens; and each of them between
+    rows at the same position, less the average over positions: a layer does not count its tokens,
+    a box may.
     Trust: a test with power against smooth structure, not against everything.
     Cost: O(rows^2 (d^2 + flips)) with at most 1500 rows.
     """
@@ -34,7 +36,10 @@ def dependence_on_inputs(layer: AttentionLayer, examples: Examples, seed: int) -
     together = np.hstack([_standard(rows), _standard(mean)])
     quadratic = (1 + together @ together.T / together.shape[1]) ** 2
     attention = (_standard(rows) @ _standard(rows).T) * (_standard(moment) @ _standard(moment).T)
-    return max(_excess(kernel, products, signs) for kernel in (quadratic, attention))
+    position = np.broadcast_to(np.arange(part.k), inside.shape)[inside]
+    here = np.equal.outer(position, position) - 1 / part.k
+    kernels = (quadratic, attention, here * quadratic, here * attention)
+    return max(_excess(kernel, products, signs) for kernel in kernels)
 
 
 def _standard(features: Float64) -> Float64:

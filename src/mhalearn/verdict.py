@@ -57,7 +57,7 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
         if exact_fit:
             spectrum = measure_spectrum(layer, evidence.fitted, evidence.head_dim)
         if spectrum is not None and spectrum.null_dimension:
-            return Outcome.NOT_IDENTIFIED, _family(spectrum.null_dimension)
+            return Outcome.NOT_IDENTIFIED, _family(evidence, spectrum.null_dimension)
         return Outcome.FITTED, (
             f"relative training error {fitted.root_relative**2:.2g}, and no example could be "
             "spared to certify with: give more examples"
@@ -65,14 +65,14 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
     held_error, near = certificate.relative_mse, min(_NEAR * certificate.floor, _NEARLY)
     if certificate.recovered and exact_fit:
         if evidence.asked_heads not in (None, layer.n_heads):
-            return Outcome.NOT_IDENTIFIED, _surplus(layer, evidence.asked_heads or 0)
+            return Outcome.NOT_IDENTIFIED, _surplus(evidence)
         return _judge_exact(evidence, fitted, certificate, trace, seed)
     if exact_fit and measure_residuals(layer, held).exact:
         if certificate.null_dimension is None:
             return Outcome.FITTED, certificate.reason
         if certificate.null_dimension == 0:
             return Outcome.NOT_IDENTIFIED, certificate.reason
-        return Outcome.NOT_IDENTIFIED, _family(certificate.null_dimension)
+        return Outcome.NOT_IDENTIFIED, _family(evidence, certificate.null_dimension)
     if held_error <= near**2 and fitted.root_relative > near:
         bar = max(THRESHOLD, 2 * fitted.floor)
         contradicting = int(np.sum(fitted.relative > bar))
@@ -217,13 +217,22 @@ def one_more_head(evidence: Evidence, trace: Trace, seed: int) -> float | None:
     return float(gains.mean() / before.mean()) if significant else 0.0
 
 
-def _family(dimension: int) -> str:
-    return f"a family of layers of dimension {dimension} fits the examples exactly"
+def _family(evidence: Evidence, null: int) -> str:
+    surplus = _surplus_dimension(evidence)
+    at_least = "at least " if surplus else ""
+    return f"a family of layers of dimension {at_least}{null + surplus} fits the examples exactly"
 
 
-def _surplus(layer: AttentionLayer, asked: int) -> str:
-    dimension = (asked - layer.n_heads) * layer.d * max(layer.d, layer.out_dim)
+def _surplus(evidence: Evidence) -> str:
+    found, asked = evidence.layer.n_heads, evidence.asked_heads
     return (
-        f"{layer.n_heads} heads explain the examples exactly, so a family of layers with {asked} "
-        f"heads does too (dimension at least {dimension}): ask for n_heads={layer.n_heads}"
+        f"{found} heads explain the examples exactly, so a family of layers with {asked} heads "
+        f"does too (dimension at least {_surplus_dimension(evidence)}): ask for n_heads={found}"
     )
+
+
+def _surplus_dimension(evidence: Evidence) -> int:
+    """Heads asked for beyond those found have any attention, or any share of another's W."""
+    layer, asked = evidence.layer, evidence.asked_heads
+    surplus = 0 if asked is None else max(0, asked - layer.n_heads)
+    return surplus * layer.d * max(layer.d, layer.out_dim)
