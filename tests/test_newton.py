@@ -157,10 +157,12 @@ def test_the_better_of_two_descents_is_kept_start_by_start():
         return State(theta, jnp.zeros((3, 2 * D, D)), fill, fill, fill)
 
     small, large = made([1.0, 2.0, 3.0], 0.1), made([2.0, 1.0, jnp.nan], 1.0)
-    kept, improved = better(small, large, Ridge(0.0, 0.0))
+    kept, any_better, lowest = better(small, large, Ridge(0.0, 0.0))
     np.testing.assert_array_equal(kept.loss, [1.0, 1.0, 3.0])
-    assert not improved
-    assert better(small, made([2.0, 0.5, 9.0], 1.0), Ridge(0.0, 0.0))[1]
+    assert any_better
+    assert not lowest
+    assert better(small, made([2.0, 0.5, 9.0], 1.0), Ridge(0.0, 0.0))[1:] == (True, True)
+    assert better(small, small, Ridge(0.0, 0.0))[1:] == (False, False)
     # Under a ridge, the smaller of two layers that fit alike.
     np.testing.assert_array_equal(better(small, large, Ridge(1.0, 0.0))[0].loss, [1.0, 2.0, 3.0])
 

@@ -46,15 +46,17 @@ def penalised(state: State, ridge: Ridge) -> Float[Array, " s"]:
 
 
 @in_float64
-def better(one: State, other: State, ridge: Ridge) -> tuple[State, bool]:
-    """Start by start, the one with the lower objective; and whether `other` has the lowest."""
+def better(one: State, other: State, ridge: Ridge) -> tuple[State, bool, bool]:
+    """Start by start, the one with the lower objective; whether any of `other` is, and the lowest
+    of all."""
     of_one, of_other = penalised(one, ridge), penalised(other, ridge)
     first = of_one <= of_other
 
     def pick(a: Array, b: Array) -> Array:
         return jnp.where(first.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
-    return jax.tree.map(pick, one, other), bool(of_other.min() < of_one.min())
+    lowest = bool(of_other.min() < of_one.min())
+    return jax.tree.map(pick, one, other), not bool(first.all()), lowest
 
 
 def rescaled(scales: Scales, state: State, factor: float) -> Scales:

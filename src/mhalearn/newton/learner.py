@@ -54,10 +54,12 @@ ROUNDS = (
     Round(1, 40, 1e-3, release_steps=8),
     Round(4, 40, 1e-3, release_steps=8, hops=20),
     Round(5, 60, 1e-3, release_steps=8, hops=40, prior=1.3),
-    Round(5, 60, 1e-3, release_steps=8, hops=120),
+    Round(5, 60, 1e-3, release_steps=8, hops=400),
 )
 # Times the counting limit up to which local minima abound and hopping pays.
 _SCARCE = 3.0
+# Hops in which no start got better after which none will.
+_IDLE_HOPS = 60
 # Times the counting limit that is plenty for a first look, and multiplications a pass over the
 # examples must cost for it to be worth its compilation.
 _ENOUGH, _WORK = 4.0, 1e7
@@ -194,16 +196,17 @@ def run_round(
         return np.asarray(state.loss).tolist()
 
     state = anneal(begin(theta, problem), task, scales, round_.annealing, stage=stage)
-    losses = let_go(state, stage)
+    losses, idle = let_go(state, stage), 0
     for hop in range(round_.hops):
-        if done():
+        if done() or idle >= _IDLE_HOPS:
             break
         name = f"{stage}, hop {hop + 1}"
         scales = rescaled(scales, state, round_.prior)
         fresh = begin(exchanged(state, rng), problem)
         trial = anneal(fresh, task, scales, round_.hopping, stage=name)
-        state, improved = better(state, trial, ridge_at(round_.shaped, scales, problem))
-        if improved:
+        state, any_better, lowest = better(state, trial, ridge_at(round_.shaped, scales, problem))
+        idle = 0 if any_better else idle + 1
+        if lowest:
             let_go(trial, name)
     return losses
 
