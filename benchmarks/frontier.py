@@ -16,12 +16,11 @@ import argparse
 import math
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from cases import Case, Method, case_at, with_restarts
 from dense_peers import optimistix_descent, scipy_descent, unless_too_large
-from ledger import RESULTS, Ledger, Record, finite
+from ledger import Ledger, Record, finite, opened, study
 from peers import annealed_adam, optax_lbfgs, tuned_adam
 
 import mhalearn as mha
@@ -110,38 +109,30 @@ def table(rows: list[Record]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = study(__doc__, "frontier", "7000:7020", "newton")
     parser.add_argument("--shape", type=lambda text: tuple(map(int, text.split(","))))
     parser.add_argument("--scale", type=float)
     parser.add_argument("--ratio", type=float)
-    parser.add_argument("--seeds", default="7000:7020")
-    parser.add_argument("--methods", default="newton")
     parser.add_argument("--scalar", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULTS / "frontier.json")
-    parser.add_argument("--merge", nargs="+", default=[])
-    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    ledger = Ledger(options.out)
-    seeds = range(*map(int, options.seeds.split(":")))
-    if options.merge:
-        ledger.absorb(options.merge)
-    elif options.scalar:
+    ledger, running = opened(options)
+    if running and options.scalar:
         for k in (4, 6, 8):
             key = {"case": f"6 heads, d=8, e=1, k={k}", "ratio": 0.0, "method": "newton"}
-            for seed in seeds:
+            for seed in options.seeds:
                 ledger.run(key | {"seed": seed}, partial(run_scalar, k, seed))
-    elif not options.table:
+    elif running:
         for shape in [options.shape] if options.shape else SHAPES:
-            run_shape(shape, options, ledger, seeds)
+            run_shape(shape, options, ledger)
     table(ledger.records)
 
 
-def run_shape(shape: tuple, options: argparse.Namespace, ledger: Ledger, seeds: range) -> None:
+def run_shape(shape: tuple, options: argparse.Namespace, ledger: Ledger) -> None:
     for scale in [options.scale] if options.scale else SCALES:
         for ratio in [options.ratio] if options.ratio else RATIOS:
             case = case_at(ratio, shape, scale)
-            for seed in seeds:
-                for name in options.methods.split(","):
+            for seed in options.seeds:
+                for name in options.methods:
                     ratio = case.n / case.counting_limit
                     key = {"case": str(case), "ratio": ratio, "method": name, "seed": seed}
                     measure = run_newton if name == "newton" else partial(run_peer, name)

@@ -13,12 +13,10 @@ with two tokens, where layers have twins, the function on fresh inputs. Peers ar
 heads, know nothing of ranks, start anew for ten seconds, and count as exact at 1e-6.
 """
 
-import argparse
 import math
 import time
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +24,7 @@ import numpy as np
 from cases import GOAL, Descend, Start, unflatten
 from dense_peers import optimistix_descent, scipy_descent
 from hard_lines import LINES, Draw, HardCase
-from ledger import RESULTS, Ledger, Record, finite
+from ledger import Record, finite, opened, study
 from peers import annealed_adam, optax_lbfgs
 from threadpoolctl import threadpool_limits
 
@@ -151,31 +149,23 @@ def table(rows: list[Record]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = study(__doc__, "hard_cases", "9000:9020", "newton,auto")
     parser.add_argument("--lines", default="")
-    parser.add_argument("--seeds", default="9000:9020")
-    parser.add_argument("--methods", default="newton,auto")
     parser.add_argument("--counts", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULTS / "hard_cases.json")
-    parser.add_argument("--merge", nargs="+", default=[])
-    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     chosen = [name for name in LINES if options.lines in name]
     lines = [options.lines] if options.lines in LINES else chosen
-    ledger = Ledger(options.out)
-    if options.merge:
-        ledger.absorb(options.merge)
-    elif not options.table:
-        for seed in range(*map(int, options.seeds.split(":"))):
-            if options.counts:
-                for m in COUNTS:
-                    key = {"line": f"generic, m = {m}", "method": "auto", "seed": seed}
-                    ledger.run(key, partial(run_count, m, seed))
-                continue
-            for line in lines:
-                for method in options.methods.split(","):
-                    key = {"line": line, "method": method, "seed": seed}
-                    ledger.run(key, partial(run_line, line, method, seed))
+    ledger, running = opened(options)
+    for seed in options.seeds if running else ():
+        if options.counts:
+            for m in COUNTS:
+                key = {"line": f"generic, m = {m}", "method": "auto", "seed": seed}
+                ledger.run(key, partial(run_count, m, seed))
+            continue
+        for line in lines:
+            for method in options.methods:
+                key = {"line": line, "method": method, "seed": seed}
+                ledger.run(key, partial(run_line, line, method, seed))
     table(ledger.records)
 
 

@@ -1,9 +1,11 @@
 """Results on disk: a JSON file that keeps every run, failures and crashes included."""
 
+import argparse
 import json
 import math
 import os
 import platform
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,34 @@ class Ledger:
         part = self.path.with_suffix(".part")
         part.write_text(json.dumps({"runs": self.records}, indent=1, allow_nan=False) + "\n")
         os.replace(part, self.path)
+
+
+def study(doc: str, name: str, seeds: str, methods: str) -> argparse.ArgumentParser:
+    """What the command lines of all studies have in common."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--seeds", type=seed_range, default=seeds, help="start:stop")
+    parser.add_argument("--methods", type=names, default=methods, help="names between commas")
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json")
+    parser.add_argument("--merge", nargs="+", default=[], help="take over runs made elsewhere")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    return parser
+
+
+def seed_range(text: str) -> range:
+    return range(*map(int, text.split(":")))
+
+
+def names(text: str) -> list[str]:
+    """Names between commas; a comma before a space belongs to a name."""
+    return re.split(r",(?! )", text)
+
+
+def opened(options: argparse.Namespace) -> tuple[Ledger, bool]:
+    """The ledger asked for, and whether there is anything to run."""
+    ledger = Ledger(options.out)
+    if options.merge:
+        ledger.absorb(options.merge)
+    return ledger, not (options.merge or options.table)
 
 
 def what_was_run(record: Record) -> str:

@@ -27,7 +27,6 @@ import math
 import time
 from collections import Counter, defaultdict
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -37,7 +36,7 @@ import optax
 import scipy.linalg
 from cases import Case, Descend, End, Start, case_at, ended, unflatten
 from dense_peers import optimistix_descent, scipy_descent
-from ledger import RESULTS, Ledger, Record, finite, say_bar
+from ledger import Ledger, Record, finite, opened, say_bar, study
 from peers import ADAM_STEPS, Walk, annealed_adam, annealed_block, optax_lbfgs
 from scipy.special import softmax
 from threadpoolctl import threadpool_limits
@@ -51,7 +50,7 @@ from mhalearn.problem import make_problem
 SHAPES = [(2, 8, 4), (4, 12, 6)]
 LEVELS = [1e-6, 1e-3, 0.01, 0.1]
 RATIO = 10.0
-SEEDS, PEER_SEEDS = range(9000, 9200), range(9000, 9020)
+PEER_SEEDS = range(9000, 9020)
 LIMIT = 60.0  # seconds a peer
 _STREAM = 0x4015E  # the noise's own
 
@@ -270,22 +269,14 @@ def run(ledger: Ledger, options: argparse.Namespace, seed: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = study(__doc__, "noise", "9000:9200", ",".join(METHODS))
     parser.add_argument("--shape", action="append", type=lambda s: tuple(map(int, s.split(","))))
     parser.add_argument("--level", action="append", type=float, choices=LEVELS)
-    parser.add_argument("--seeds", type=lambda s: range(*map(int, s.split(":"))), default=SEEDS)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--out", type=Path, default=RESULTS / "noise.json")
-    parser.add_argument("--merge", nargs="+", default=[], metavar="FILE")
-    parser.add_argument("--table", action="store_true", help="run nothing")
     options = parser.parse_args()
-    ledger = Ledger(options.out)
-    if options.merge:
-        ledger.absorb(options.merge)
-    elif not options.table:
-        with threadpool_limits(1, user_api="blas"):
-            for seed in options.seeds:
-                run(ledger, options, seed)
+    ledger, running = opened(options)
+    with threadpool_limits(1, user_api="blas"):
+        for seed in options.seeds if running else ():
+            run(ledger, options, seed)
     print_table(ledger.records)
 
 

@@ -11,14 +11,12 @@ the record says so. Growth varies one of heads, features, tokens and examples ar
 ratio 10.
 """
 
-import argparse
 import math
 import statistics
-from pathlib import Path
 
 import numpy as np
 from cases import Case, case_at
-from ledger import RESULTS, Ledger, Record, console, say_bar
+from ledger import Ledger, Record, console, opened, say_bar, study
 from peers import methods, tuned_adam
 from race import Entries, has_arrived, print_race, race, seconds_of
 
@@ -106,25 +104,16 @@ def table(rows: list[Record]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = study(__doc__, "speed", "3100:3103", ",".join(methods()))
     parser.add_argument("--part", choices=["race", "growth"])
     parser.add_argument("--cases", default=",".join(map(str, range(len(RACES)))))
-    parser.add_argument("--methods", default=",".join(methods()))
-    parser.add_argument("--seeds", default="3100:3103")
-    parser.add_argument("--out", type=Path, default=RESULTS / "speed.json")
-    parser.add_argument("--merge", nargs="+", default=[])
-    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    ledger = Ledger(options.out)
-    seeds = range(*map(int, options.seeds.split(":")))
-    if options.merge:
-        ledger.absorb(options.merge)
-    elif not options.table:
-        if options.part != "growth":
-            cases = list(map(int, options.cases.split(",")))
-            run_races(ledger, cases, options.methods.split(","), seeds)
-        if options.part != "race":
-            run_growth(ledger, seeds)
+    ledger, running = opened(options)
+    if running and options.part != "growth":
+        cases = list(map(int, options.cases.split(",")))
+        run_races(ledger, cases, options.methods, options.seeds)
+    if running and options.part != "race":
+        run_growth(ledger, options.seeds)
     table(ledger.records)
 
 
