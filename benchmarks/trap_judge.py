@@ -10,6 +10,9 @@ from traps import Array, Layer, Trap, rms
 import mhalearn as mha
 
 
+COMPUTED = 1e-12  # what computing a layer in doubles loses, relative to its outputs
+
+
 def jacobian(layer: Layer, trap: Trap) -> tuple[Array, list[slice]]:
     """dF / d(Theta, v, W, c), a column each, by complex steps; Theta's columns head by head."""
     n, k, d = trap.x.shape
@@ -54,8 +57,10 @@ def null_dimension(layer: Layer, trap: Trap) -> int | None:
     """Directions the inputs leave open at a layer; None where that is a matter of thresholds."""
     columns, heads = jacobian(layer, trap)
     sizes = np.linalg.norm(columns, axis=0)
-    kinds = np.arange(len(sizes)) < heads[-1].stop  # Theta's have other units than W's
-    largest = np.array([np.max(sizes, where=kinds == kind, initial=0.0) for kind in kinds])
+    # Theta's columns have other units than W's, and may all be rounding of zero.
+    of_theta = np.arange(len(sizes)) < heads[-1].stop
+    of_w = sizes[~of_theta].max()
+    largest = np.where(of_theta, of_w * rms(trap.x) * size_of(layer.w), of_w)
 
     def rank(least: float, relative: float) -> int:
         there = sizes > least * largest
@@ -90,12 +95,13 @@ def family_dimension(trap: Trap) -> int | None:
 
 
 def allowed_error(trap: Trap) -> float:
-    """What the rounding of the labels can do to the worst parameter, relative to its head."""
+    """What rounding can do to the worst parameter, relative to its head: that of the labels, or of
+    computing a layer in double precision."""
     columns, heads = jacobian(trap.truth, trap)
     r = np.linalg.qr(columns, mode="r")
     if np.min(np.abs(np.diag(r))) <= 1e-14 * np.max(np.abs(r)):
         return 1e-6
-    rounding = trap.last_place * np.linalg.norm(trap.y.astype(float))
+    rounding = max(COMPUTED, trap.last_place) * np.linalg.norm(trap.y.astype(float))
     reach = rounding * np.linalg.norm(np.linalg.inv(r), axis=1)
     of_theta, of_w = reach[: heads[-1].stop], reach[heads[-1].stop :]
     worst = max(of_theta.max() / size_of(trap.truth.theta), of_w.max() / size_of(trap.truth.w))
@@ -121,7 +127,7 @@ def compare(learned: Layer, trap: Trap) -> tuple[bool, float]:
     canonical = truth.canonical(tolerance=1e-14)
     if learned.n_heads < canonical.n_heads:
         error = apart_on_fresh_inputs(learned, trap)
-        return error <= max(1e-12, trap.last_place), error
+        return error <= max(COMPUTED, trap.last_place), error
     error = mha.compare(learned, canonical).max_error
     return error <= allowed, error
 

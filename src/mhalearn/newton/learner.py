@@ -59,7 +59,7 @@ ROUNDS = (
 # Times the counting limit up to which local minima abound and hopping pays.
 _SCARCE = 3.0
 # Hops in which no start got better after which none will.
-_IDLE_HOPS = 60
+_IDLE_HOPS = 150
 # Times the counting limit that is plenty for a first look, and multiplications a pass over the
 # examples must cost for it to be worth its compilation.
 _ENOUGH, _WORK = 4.0, 1e7
