@@ -9,7 +9,6 @@ from traps import Array, Layer, Trap, rms
 
 import mhalearn as mha
 
-
 COMPUTED = 1e-12  # what computing a layer in doubles loses, relative to its outputs
 
 
