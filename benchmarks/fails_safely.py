@@ -15,7 +15,8 @@ learned layer is that one: every parameter of the canonical form within 1e-6, or
 rounding allows (of the labels, or 1e-12 of them for doubles; its norm times the sensitivity of the
 worst parameter, from the Jacobian at the truth), but never beyond 1e-2. Heads may be dropped or
 merged where the function on fresh inputs stays the same to the last place of the labels; for
-doubles to 1e-12, what computing a layer loses. With two tokens other layers are the same function, and that is compared instead.
+doubles to 1e-12, what computing a layer loses. With two
+tokens other layers are the same function, and that is compared instead.
 Labels in float16 or float32 of something that is no layer may be those of a layer all the same:
 it must meet them, as they were before rounding, to less than a unit in the last place.
 
