@@ -524,7 +524,7 @@ def test_intervals_cover_as_often_as_they_say(options):
         assert not certificate.recovered
         error = np.abs(flat_parameters(fitted) - truth)
         inside.append(error <= flat_parameters(certificate.intervals))
-    assert 0.94 < np.mean(inside) < 0.96
+    assert 0.93 < np.mean(inside) < 0.97
 
 
 # Plain data

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from mhalearn.attention import float64, in_float64
+from mhalearn.estimator import AttentionRegressor
 from mhalearn.examples import Examples
 from mhalearn.inputs import sample_inputs
 from mhalearn.layer import AttentionLayer
@@ -16,6 +17,7 @@ from mhalearn.newton import continuation, learn
 from mhalearn.newton.exchange import better, exchanged, rescaled
 from mhalearn.newton.head_count import choose_heads
 from mhalearn.newton.learner import Choice, most_heads, split_for_choice
+from mhalearn.newton.slide import slide
 from mhalearn.newton.start import Scales, estimate_scales, random_starts
 from mhalearn.outcome import Outcome, Solution, Trace
 from mhalearn.polish import Ridge, State, polish
@@ -427,3 +429,36 @@ def test_most_heads_is_the_counting_limit_inverted(n):
     most = most_heads(examples, bias=False, head_dim=None)
     assert most == 1 or examples.counting_limit(most, False, None) <= n
     assert examples.counting_limit(most + 1, False, None) > n
+
+
+def test_starts_that_agree_are_not_believed_where_examples_are_few():
+    # A quick and a patient start end in one wrong minimum here, to seven digits, and without noise.
+    layer = random_layer(2, 4, scale=8.0, out_dim=1, seed=114)
+    x = np.random.default_rng([114, 77]).standard_normal((34, 6, 4))
+    learned = AttentionRegressor(2, random_state=114).fit(x, layer(x))
+    assert compare(learned.layer_, layer).max_error < 1e-8
+
+
+@pytest.mark.parametrize("scale", [2.0, 6.0])
+def test_sliding_moves_heads_towards_the_truth_as_the_ridge_fades(scale):
+    layer = random_layer(2, D, scale=scale, seed=1)
+    examples = make_examples(layer)
+    problem = make_problem(examples, 2, bias=False, causal=False)
+    scales = estimate_scales(problem, 2)
+    start, trace = random_starts(problem, 2, 2, 0, 0), Trace()
+    moved = slide(start, problem, trace, scales, 1500, stage="slide")
+    again = slide(start, problem, Trace(), scales, 1500, stage="slide")
+    np.testing.assert_array_equal(moved, again)
+    losses = [event.loss for event in trace.events]
+    assert [event.step for event in trace.events] == [500, 1000, 1500]
+    assert losses[-1] < 2e-3 < losses[0]
+
+
+def test_sliding_stops_with_the_clock():
+    problem = make_problem(make_examples(random_layer(2, D, seed=1)), 2, bias=True, causal=False)
+    trace = Trace(max_seconds=0.0)
+    moved = slide(
+        random_starts(problem, 2, 1, 0, 0), problem, trace, Scales(2.0, 0.5), 2000, stage="slide"
+    )
+    assert np.isfinite(moved).all()
+    assert len(trace.events) == 1

@@ -344,6 +344,14 @@ def test_the_canonical_form_of_equal_heads_is_returned():
     assert "n_heads=1" in estimator.solution_.reason
 
 
+def test_a_surplus_head_of_known_rank_has_only_that_many_dimensions():
+    layer = random_layer(2, 6, rank=1, out_dim=1, seed=2)
+    x = sample_inputs("gaussian", N, 5, 6, seed=2)
+    learned = learn(x, layer(x), 3, head_dim=1)
+    assert learned.outcome_ is NOT_IDENTIFIED
+    assert "dimension at least 11)" in learned.solution_.reason  # 2 d - 1, not d^2
+
+
 def test_surplus_heads_are_reported_with_the_count_to_ask_for():
     estimator = learn(X, Y, 3)
     assert estimator.n_heads_ == 2
@@ -373,7 +381,7 @@ def test_the_dimension_of_the_family_is_told(inputs, of_head, between_heads):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (noisy(1e-3), "noise of level 0.00"),
+        (noisy(1e-3), "looks like noise"),
         ((X, THREE(X)), "one more head explains"),
         ((X[:3], Y[:3]), "counting limit of this layer is 4.0"),
         (one_label_without_tokens(), "1 of them off"),

@@ -5,7 +5,7 @@ Three statements, never mixed. (1) Distribution-free: with confidence 1 - delta,
 (2) Exactness: the residual, recomputed from scratch, is at the precision of the labels, the inputs
 leave no direction in parameter space open, and the residual leaves no parameter room to be another
 one; all together are `recovered`. (3) Under Gaussian label noise: the covariance of the estimate,
-sigma^2 (J^T J)^-1, hence intervals.
+sigma^2 (J^T J)^-1, hence intervals, to first order: near the counting limit they are too narrow.
 """
 
 import json
@@ -48,7 +48,7 @@ class Certificate:
     relative_mse: float
     floor: float  # root relative squared error at which labels of this precision are met exactly
     label_precision: str
-    noise_level: float  # estimated deviation of the labels' noise, in their units
+    noise_level: float  # root mean square residual; of a fit to all examples, the noise estimated
     n_examples: int
     n_seen: int  # examples left out because the layer was learned from them
     delta: float
@@ -128,17 +128,14 @@ def certify(
     inputs = learned_from if learned_from is not None else examples
     spectrum = measure_spectrum(layer, inputs, head_dim)
     null = None if spectrum is None else spectrum.null_dimension
-    learned = learned_from.n if learned_from is not None else _learned_count(layer)
-    noise = residuals.noise_level
-    if learned_from is not None:
-        noise *= _without_own_error(layer, learned_from, head_dim)
+    learned = learned_from.n if learned_from is not None else _learned_count(layer, inputs.n)
     intervals = bound = None
     if spectrum is not None:
         # Labels that happen to be met to the last bit say no more than their rounding allows.
         least = residuals.unit / 4
         error = residuals.label_norm * max(residuals.root_relative, least)
         bound = _parameter_bound(layer, spectrum, error * math.sqrt(inputs.n / n))
-        width = norm.ppf(1 - delta / 2) * noise * np.sqrt(inputs.n / (learned or inputs.n))
+        width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
         intervals = _scaled(spectrum.deviations, width)
     return Certificate(
         recovered=residuals.exact and null == 0 and bound is not None and bound <= RESOLVED,
@@ -146,7 +143,7 @@ def certify(
         relative_mse=residuals.root_relative**2,
         floor=residuals.floor,
         label_precision=residuals.precision,
-        noise_level=noise,
+        noise_level=residuals.noise_level,
         n_examples=n,
         n_seen=n_seen,
         delta=delta,
@@ -170,18 +167,30 @@ def refitted(
 ) -> Certificate:
     """The certificate of a layer that was fitted to all examples after it was certified.
 
-    The noise, sqrt(|residual|^2 / (scalars - unknowns)), and the intervals are those of that fit;
-    what fresh examples said, they said before.
+    The noise, sqrt(|residual|^2 / (scalars - unknowns)), and the intervals, both to first order,
+    are those of that fit. No example is left to vouch for fresh inputs, so the tail is given up.
     """
     spectrum = measure_spectrum(layer, examples, head_dim)
-    if spectrum is None:
-        return certificate
-    own = _without_own_error(layer, examples, head_dim)
-    noise = measure_residuals(layer, examples).noise_level / own
-    width = norm.ppf(1 - certificate.delta / 2) * noise
-    intervals = _scaled(spectrum.deviations, width)
-    statement = f"{certificate.statement} Then the layer was fitted to these as well."
-    return replace(certificate, noise_level=noise, intervals=intervals, statement=statement)
+    null = 0 if spectrum is None else spectrum.null_dimension
+    scalars = int(examples.arrays().lengths.sum()) * layer.out_dim
+    share = 1 - (_count_unknowns(layer, head_dim) - null) / scalars
+    noise = measure_residuals(layer, examples).noise_level / math.sqrt(share)
+    intervals = None
+    if spectrum is not None:
+        intervals = _scaled(spectrum.deviations, norm.ppf(1 - certificate.delta / 2) * noise)
+    return replace(
+        certificate,
+        noise_level=noise,
+        tail_bound=1.0,
+        spectrum=None if spectrum is None else spectrum.theta,
+        null_dimension=None if spectrum is None else spectrum.null_dimension,
+        intervals=intervals,
+        statement=(
+            "Nothing is promised about fresh inputs: the layer was fitted to all examples in the "
+            f"end. Before, {certificate.n_exceeding} of {certificate.n_examples} held-out examples "
+            f"had a relative error above {certificate.threshold:g}."
+        ),
+    )
 
 
 def as_examples(
@@ -286,23 +295,18 @@ def _check_fits(layer: AttentionLayer, examples: Examples) -> None:
         )
 
 
-def _without_own_error(layer: AttentionLayer, examples: Examples, head_dim: int | None) -> float:
-    """Noise over the residual on fresh examples; the rest is the error of the estimate.
-
-    Least squares with p unknowns from N scalars leaves fresh residuals of variance about
-    sigma^2 N / (N - p), and those it fitted of sigma^2 (N - p) / N.
-    """
+def _count_unknowns(layer: AttentionLayer, head_dim: int | None) -> int:
+    """Free parameters; a key vector of a head of rank h lies in that head's h dimensions."""
     h = layer.d if head_dim is None else head_dim
-    parts = (part for part in (layer.w, layer.key_vector, layer.out_bias) if part is not None)
-    unknowns = layer.n_heads * h * (2 * layer.d - h) + sum(part.size for part in parts)
-    scalars = int(examples.arrays().lengths.sum()) * layer.out_dim
-    return math.sqrt(1 - unknowns / scalars) if scalars > unknowns else 1.0
+    of_vectors = 0 if layer.key_vector is None else layer.n_heads * h
+    of_bias = 0 if layer.out_bias is None else layer.out_dim
+    return layer.n_heads * h * (2 * layer.d - h) + of_vectors + layer.w.size + of_bias
 
 
-def _learned_count(layer: AttentionLayer) -> int | None:
+def _learned_count(layer: AttentionLayer, otherwise: int) -> int:
     """How many examples the layer says it was learned from."""
     said = layer.metadata.get("n_examples", "")
-    return int(said) if said.isdecimal() and int(said) > 0 else None
+    return int(said) if said.isdecimal() and int(said) > 0 else otherwise
 
 
 def _parameter_bound(layer: AttentionLayer, spectrum: Spectrum, residual: float) -> float:

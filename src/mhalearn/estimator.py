@@ -18,7 +18,6 @@ from mhalearn.certificate import (
     as_examples,
     certify,
     check_sizes,
-    measure_residuals,
     refitted,
 )
 from mhalearn.examples import Examples, Survey
@@ -34,7 +33,7 @@ from mhalearn.sculpt import learn as learn_sculpt
 from mhalearn.settings import check_settings
 from mhalearn.terminal import Progress
 from mhalearn.threads import one_lapack_thread
-from mhalearn.verdict import Evidence, judge
+from mhalearn.verdict import Evidence, is_noisy_alike, judge
 
 _LEARNERS: dict[str, Callable[..., Solution]] = {
     "newton": learn_newton,
@@ -193,7 +192,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if certificate is not None and certificate.recovered and outcome is Outcome.FITTED:
             certificate = replace(certificate, recovered=False, reason=reason)
         if certificate is not None and outcome is Outcome.FITTED and self._may_refit(examples):
-            layer, certificate = self._refit(layer, certificate, fitted, examples)
+            assert held is not None
+            if is_noisy_alike(layer, fitted, held):
+                layer, certificate = self._refit(layer, certificate, examples)
         trace.emit("outcome", detail=f"{outcome.name}: {reason}")
         return Solution(
             layer=layer.replace(seen=self._seen),
@@ -261,14 +262,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self.polish and few and not self._trace.expired
 
     def _refit(
-        self, layer: AttentionLayer, certificate: Certificate, fitted: Examples, examples: Examples
+        self, layer: AttentionLayer, certificate: Certificate, examples: Examples
     ) -> tuple[AttentionLayer, Certificate]:
-        """Under noise what was held out is worth more fitted.
-
-        Where the fit is exact it says all it can, and a wrong label among the others would do harm.
-        """
-        if measure_residuals(layer, fitted).exact:
-            return layer, certificate
+        """Under noise what was held out is worth more fitted."""
         problem = make_problem(examples, layer.n_heads, bias=self.bias, causal=self.causal)
         layer, _ = polish(layer, problem, self._trace, head_dim=self.head_dim)
         layer = layer.replace(metadata=self._metadata(examples.n))

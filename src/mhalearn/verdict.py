@@ -27,6 +27,10 @@ _SIGNIFICANT = 6.0
 _NEAR = 1e3
 _NEARLY = 1e-2
 _PROBE_STARTS, _PROBE_STEPS = 4, 25
+# Held-out examples it takes to judge whether a head is missing.
+_PROBE_HELD = 8
+# Noise makes no example worse than the median by this factor; a corrupted label may.
+_ALIKE = 10.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
             f"the best layer leaves {held_error:.0%} of the label energy of held-out examples: "
             "more heads, more examples, or labels that no attention layer makes"
         )
-    return _judge_rest(evidence, held_error, certificate, trace, seed)
+    return _judge_rest(evidence, held_error, trace, seed)
 
 
 def _judge_exact(
@@ -154,11 +158,10 @@ def _doubt(evidence: Evidence, fitted: Residuals, trace: Trace, seed: int) -> st
 
 
 def _judge_rest(
-    evidence: Evidence, held_error: float, certificate: Certificate, trace: Trace, seed: int
+    evidence: Evidence, held_error: float, trace: Trace, seed: int
 ) -> tuple[Outcome, str]:
     """Noise, or structure? Ask whether one more head explains held-out examples better."""
     gain = one_more_head(evidence, trace, seed)
-    noise = f"the rest looks like noise of level {certificate.noise_level:.3g}"
     if gain is None:
         return Outcome.FITTED, (
             f"relative error {held_error:.2g}; too few examples to tell noise from a missing head"
@@ -176,7 +179,17 @@ def _judge_rest(
             "deviations above noise) and not like one more head: more heads than that, or labels "
             "that no attention layer makes"
         )
-    return Outcome.FITTED, f"relative error {held_error:.2g}; {noise}"
+    return Outcome.FITTED, f"relative error {held_error:.2g}; the rest looks like noise"
+
+
+def is_noisy_alike(layer: AttentionLayer, fitted: Examples, held: Examples) -> bool:
+    """Whether all examples are off, and none far more than most.
+
+    Where the fit is exact it says all it can; a wrong label among the others would do harm.
+    """
+    known = measure_residuals(layer, fitted)
+    wrong = np.sqrt(np.concatenate([known.squared, measure_residuals(layer, held).squared]))
+    return not known.exact and float(wrong.max()) <= _ALIKE * float(np.median(wrong))
 
 
 @in_float64
@@ -190,7 +203,7 @@ def one_more_head(evidence: Evidence, trace: Trace, seed: int) -> float | None:
     layer, held = evidence.layer, evidence.held
     assert held is not None
     bias, more = layer.out_bias is not None, layer.n_heads + 1
-    if held.n < 4 or evidence.fitted.n < 1.5 * evidence.fitted.counting_limit(more, bias):
+    if held.n < _PROBE_HELD or evidence.fitted.n < 1.5 * evidence.fitted.counting_limit(more, bias):
         return None
     problem = make_problem(evidence.fitted, more, bias=bias, causal=layer.causal)
     rng = np.random.default_rng([seed, 0x0E4D])
@@ -235,4 +248,5 @@ def _surplus_dimension(evidence: Evidence) -> int:
     """Heads asked for beyond those found have any attention, or any share of another's W."""
     layer, asked = evidence.layer, evidence.asked_heads
     surplus = 0 if asked is None else max(0, asked - layer.n_heads)
-    return surplus * layer.d * max(layer.d, layer.out_dim)
+    h = layer.d if evidence.head_dim is None else evidence.head_dim
+    return surplus * max(h * (2 * layer.d - h), layer.d * layer.out_dim)

@@ -1,7 +1,7 @@
 """The learner: rounds of starts, each round more patient, until one explains held-out examples."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,6 +12,7 @@ from mhalearn.layer import AttentionLayer
 from mhalearn.newton.continuation import Task, anneal, finish, free, ridge_at
 from mhalearn.newton.exchange import better, exchanged, rescaled
 from mhalearn.newton.head_count import choose_heads
+from mhalearn.newton.slide import LAST, slide
 from mhalearn.newton.start import Scales, estimate_scales, random_starts
 from mhalearn.outcome import Outcome, Solution, Trace
 from mhalearn.polish import FINISHED, State, begin, freed, most_direct, polish
@@ -31,12 +32,13 @@ class Round:
     anneal_steps: int
     shaped: float  # the ridge at which heads have taken shape
     release_steps: int = 0  # from there to hardly any, before the ridge is dropped
+    slide_steps: int = 0  # of slow annealing before all others
     hops: int = 0
     prior: float = 1.0  # width of the prior on |Theta| that hops use, over what was learned so far
 
     @property
     def annealing(self) -> NDArray[np.float64]:
-        return np.geomspace(3.0, self.shaped, self.anneal_steps)
+        return np.geomspace(LAST if self.slide_steps else 3.0, self.shaped, self.anneal_steps)
 
     @property
     def hopping(self) -> NDArray[np.float64]:
@@ -47,17 +49,29 @@ class Round:
         return np.geomspace(self.shaped, 1e-5, self.release_steps + 1)[1:]
 
 
-# Generic layers with a few times the counting limit of examples fall to the first round; sixteen
-# starts in all are what is worth trying near the limit.
-ROUNDS = (
+# Generic layers with a few times the counting limit of examples fall to the first round. With noise
+# no loss is known to be the lowest: one patient start that agrees with the quick one tells.
+PLENTY = (
     Round(1, 4, 1e-2),
     Round(1, 40, 1e-3, release_steps=8),
-    Round(4, 40, 1e-3, release_steps=8, hops=20),
-    Round(5, 60, 1e-3, release_steps=8, hops=40, prior=1.3),
-    Round(5, 60, 1e-3, release_steps=8, hops=400),
+    Round(4, 40, 1e-3, release_steps=8),
+    Round(5, 60, 1e-3, release_steps=8),
+    Round(5, 60, 1e-3, release_steps=8),
 )
+# Near the counting limit patience pays: sixteen starts in all.
+SCARCE = (
+    Round(1, 4, 1e-2),
+    Round(1, 40, 1e-3, release_steps=8),
+    Round(4, 8, 1e-3, release_steps=8, slide_steps=12_000, hops=20),
+    Round(5, 60, 1e-3, release_steps=8, hops=40, prior=1.3),
+    Round(5, 8, 1e-3, release_steps=8, slide_steps=24_000, hops=400),
+)
+# Surplus heads make a lost head rare, so that a search for the head count can be brief.
+BRIEF = (Round(1, 10, 1e-2), Round(1, 30, 1e-2))
 # Times the counting limit up to which local minima abound and hopping pays.
 _SCARCE = 3.0
+# From which on two starts that agree are hardly ever both wrong.
+_TRUSTING = 6.0
 # Hops in which no start got better after which none will.
 _IDLE_HOPS = 150
 # Times the counting limit that is plenty for a first look, and multiplications a pass over the
@@ -65,8 +79,6 @@ _IDLE_HOPS = 150
 _ENOUGH, _WORK = 4.0, 1e7
 # Losses that differ by less than this part are those of one minimum.
 _SAME = 1e-6
-# Surplus heads make a lost head rare, so that a search for the head count can be brief.
-BRIEF_ROUNDS = (Round(1, 10, 1e-2), Round(1, 30, 1e-2))
 
 
 def learn(
@@ -89,21 +101,19 @@ def learn(
 
     exact = max(_EXACT, label_precision(examples).floor ** 2)
 
-    def with_heads(count: int, rounds: tuple[Round, ...] = ROUNDS) -> tuple[Solution, float]:
+    def with_heads(count: int, rounds: tuple[Round, ...] | None = None) -> tuple[Solution, float]:
         fit, held = split_for_choice(examples, count, bias=bias, head_dim=head_dim, seed=seed)
         problem = make_problem(fit, count, bias=bias, causal=causal)
         choice = Choice(problem, held, trace)
-        scarce = fit.n <= _SCARCE * examples.counting_limit(count, bias, head_dim)
-        if not scarce:
-            # With noise no loss is known to be the lowest: a second quick start tells.
-            rounds = tuple(replace(round_, hops=0) for round_ in (rounds[0], *rounds))
+        ratio = fit.n / examples.counting_limit(count, bias, head_dim)
+        rounds = rounds or (SCARCE if ratio <= _SCARCE else PLENTY)
         if start is not None and start.n_heads == count:
             choice.offer(polish(start, problem, trace, head_dim=head_dim)[0])
         run = partial(
             run_rounds,
             choice=choice,
             exact=exact,
-            scarce=scarce,
+            trusting=ratio >= _TRUSTING,
             n_heads=count,
             head_dim=head_dim,
             seed=seed,
@@ -120,10 +130,10 @@ def learn(
         if examples.n >= examples.counting_limit(n_heads, bias, head_dim):
             return with_heads(n_heads)[0]
         most = most_heads(examples, bias=bias, head_dim=head_dim)
-        return with_heads(min(n_heads, most), ROUNDS[:1])[0]
+        return with_heads(min(n_heads, most), PLENTY[:1])[0]
     most = most_heads(examples, bias=bias, head_dim=head_dim)
     return choose_heads(
-        lambda count, patient: with_heads(count, ROUNDS if patient else BRIEF_ROUNDS),
+        lambda count, patient: with_heads(count, None if patient else BRIEF),
         most,
         exact,
         trace,
@@ -136,7 +146,7 @@ def run_rounds(
     *,
     choice: "Choice",
     exact: float,
-    scarce: bool,
+    trusting: bool,
     n_heads: int,
     head_dim: int | None,
     seed: int,
@@ -145,7 +155,7 @@ def run_rounds(
 ) -> Outcome:
     """Offer every start's end point to the choice; stop at the first one that is exact.
 
-    With noise none is. Unless examples are scarce, the lowest loss found twice is taken for it.
+    With noise none is; `trusting`, the lowest loss found twice is taken for the lowest there is.
     """
     if problem.energy == 0.0:
         choice.offer(problem.zero_layer(n_heads))
@@ -158,7 +168,7 @@ def run_rounds(
 
     losses: list[float] = []
     for number, round_ in enumerate(rounds):
-        if done() or (not scarce and found_twice(losses)):
+        if done() or (trusting and found_twice(losses)):
             break
         direct = number > 0 and unknowns <= most_direct()
         task = Task(problem, trace, choice.offer_starts, head_dim, direct, single=number == 0)
@@ -195,6 +205,9 @@ def run_round(
             finish(state, task, stage=f"{stage}, finish")
         return np.asarray(state.loss).tolist()
 
+    if round_.slide_steps:
+        name = f"{stage}, slide"
+        theta = slide(theta, problem, task.trace, scales, round_.slide_steps, stage=name)
     state = anneal(begin(theta, problem), task, scales, round_.annealing, stage=stage)
     losses, idle = let_go(state, stage), 0
     for hop in range(round_.hops):

@@ -253,7 +253,7 @@ def _certificate_rows(certificate: Certificate) -> list[tuple[str, str]]:
         ("Relative error on them, its root", number(math.sqrt(certificate.relative_mse))),
         ("Precision of the labels", certificate.label_precision),
         ("Relative error that counts as exact there", f"at most {number(certificate.floor)}"),
-        ("Root mean square residual", number(certificate.noise_level)),
+        ("Noise level, in units of the labels", number(certificate.noise_level)),
         ("Relative error t that is promised", number(certificate.threshold)),
         ("Certifying examples with an error above t", number(certificate.n_exceeding)),
         ("Share of inputs that may exceed t", f"at most {number(certificate.tail_bound)}"),
