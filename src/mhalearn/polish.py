@@ -168,7 +168,7 @@ def polish(
     trace: Trace,
     *,
     head_dim: int | None = None,
-    max_steps: int = 60,
+    max_steps: int = 200,
 ) -> tuple[AttentionLayer, float]:
     """Descend from a layer until nothing improves; returns the layer and its relative loss.
 
@@ -178,12 +178,15 @@ def polish(
         return problem.zero_layer(layer.n_heads), 0.0
     state = begin(problem.theta(layer)[None], problem)
     direct = state.theta[0].size <= most_direct()
+    loss = float("inf")
     for step in range(max_steps):
-        state = descend(state, problem, head_dim=head_dim, direct=direct)
+        state, before = descend(state, problem, head_dim=head_dim, direct=direct), loss
         loss = float(state.loss[0])
         trace.emit("polish", step, loss)
         if trace.expired:
             break
+        if loss < ROUNDING and loss < before / 2:
+            continue  # badly conditioned parameters gain even where the loss is rounding
         if settled(state).all():
             worth_it = ROUNDING < loss < _NEARLY and state.theta[0].size <= FINISHED
             if direct or not worth_it:

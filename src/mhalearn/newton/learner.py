@@ -55,7 +55,7 @@ PLENTY = (
     Round(1, 4, 1e-2),
     Round(1, 40, 1e-3, release_steps=8),
     Round(4, 40, 1e-3, release_steps=8),
-    Round(5, 60, 1e-3, release_steps=8),
+    Round(5, 8, 1e-3, release_steps=8, slide_steps=12_000),
     Round(5, 60, 1e-3, release_steps=8),
 )
 # Near the counting limit patience pays: sixteen starts in all.
