@@ -201,7 +201,7 @@ def run_round(
     def let_go(shaped: State, stage: str) -> list[float]:
         state = anneal(freed(shaped), task, scales, round_.releasing, stage=f"{stage}, release")
         state = free(state, task, stage=f"{stage}, free")
-        if finishing and not done():
+        if finishing and not task.trace.expired:
             finish(state, task, stage=f"{stage}, finish")
         return np.asarray(state.loss).tolist()
 
