@@ -36,4 +36,6 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	# Pinned: left to itself, pip may choose a build with gigabytes of CUDA beside it.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	touch $@
