@@ -162,6 +162,13 @@ def test_layers_no_module_can_hold_are_refused(layer, options, words):
         mha.to_torch(layer, **options)
 
 
+class Rotating(torch.nn.MultiheadAttention):
+    """A subclass that computes something else."""
+
+    def forward(self, query, key, value):
+        return super().forward(query.roll(1), key, value)
+
+
 def trained(**options):
     return torch.nn.MultiheadAttention(8, 2, **options)
 
@@ -178,6 +185,7 @@ def trained(**options):
         (lambda: torch.nn.Linear(4, 4), "Linear is not a torch.nn.MultiheadAttention: pass one"),
         (lambda: torch.nn.TransformerEncoderLayer(8, 2), "its self_attn is one"),
         (lambda: "module", "str is not"),
+        (lambda: Rotating(8, 2), "Rotating has a forward of its own"),
     ],
 )
 def test_modules_that_are_no_such_layer_are_refused(module, words):

@@ -32,8 +32,10 @@ def from_huggingface(
     causal: as the architecture has it unless given: BERT not, GPT-2 causal, TransformerLens as its
     mask buffer says and not causal without one. prefix: what the names begin with, where a state
     dict holds several models.
+    Logits are divided by sqrt(head dimension), as these architectures do unless their configuration
+    says otherwise. The layer carries the weights, so exports return the same bits.
     Refused by name: RoPE, grouped queries, relative positions, and any tensor in the block that the
-    architecture does not have. The layer carries the weights, so exports return the same bits.
+    architecture does not have.
     """
     state = open_state_dict(source)
     place = "" if isinstance(source, Mapping) else f"{storage.show(source)}: "

@@ -130,7 +130,8 @@ def find_layer(
     except KeyError as missing:
         raise ValueError(f"there is no {place + missing.args[0]!r}: the layer is cut") from None
     except ValueError as error:
-        raise ValueError(f"{place.rstrip('.')}: {error}" if place else str(error)) from None
+        where = f"{storage.show(place.rstrip('.'))}: " if place else ""
+        raise ValueError(f"{where}{error}") from None
     causal = _says_causal(state.read(place + "mask")) if "mask" in inside else naming.causal
     return Found(factors, causal)
 

@@ -27,6 +27,8 @@ def from_torch(module: Any, *, causal: bool = False) -> AttentionLayer:
         raise ValueError(
             f"{type(module).__name__} is not a torch.nn.MultiheadAttention{inner}: pass one"
         )
+    if type(module).forward is not torch.nn.MultiheadAttention.forward:
+        raise ValueError(f"{type(module).__name__} has a forward of its own: pass torch's module")
     refuse_random(module)
     for name, size in (("kdim", module.kdim), ("vdim", module.vdim)):
         if size != module.embed_dim:
