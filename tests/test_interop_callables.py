@@ -54,6 +54,23 @@ class WithTuple(torch.nn.Module):
         return 2 * x, "attention weights"
 
 
+class Elsewhere(torch.nn.Module):
+    """Lives on a device of its own and answers from another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(1, device="meta", dtype=torch.float64))
+
+    def forward(self, x):
+        assert (x.device.type, x.dtype) == ("meta", torch.float64)
+        return torch.ones(x.shape)
+
+
+def test_inputs_move_to_the_modules_device_and_outputs_back():
+    y = mha.Examples.from_callable(Elsewhere().eval(), n=5, k=4, d=6).arrays().y
+    assert (y == 1).all()
+
+
 def test_any_module_in_eval_mode():
     module = WithTuple().eval()
     x, y, _ = mha.Examples.from_callable(module, n=5, k=4, d=6).arrays()

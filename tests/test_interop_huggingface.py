@@ -306,6 +306,11 @@ def llama(keys=D, more=()):
         ({"epoch": 3}, "holds no tensors"),
         (bert_state("a.") | bert_state("b."), "choose one by its prefix"),
         (
+            with_names(bert_state(), encoder__layer__0__attention__self__key__weight=(6, D)),
+            "grouped or multi-query",
+        ),
+        (with_names(lens_state(), blocks__0__attn__W_O=(D, D)), "expected 3 axes"),
+        (
             {k: v for k, v in bert_state().items() if "key.weight" not in k},
             "there is no 'encoder.layer.0.attention.self.key.weight'",
         ),
@@ -345,3 +350,20 @@ def test_damaged_safetensors_files_are_refused(bert_file):
         with pytest.raises(ValueError, match="not a readable") as refusal:
             mha.from_huggingface(bert_file, n_heads=HEADS)
         assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("make", [bert_state, gpt2_state, lens_state])
+def test_any_shapes_are_read_or_refused(make):
+    """One weight of a wrong shape is a ValueError, never another exception."""
+    state = make(layers=1)
+    rng = np.random.default_rng(0)
+    for name in [name for name in state if ".attn." in name or "attention" in name]:
+        for _ in range(20):
+            shape = tuple(rng.choice([0, 1, 3, D, 3 * D], rng.integers(0, 4)))
+            changed = state | {name: np.zeros(shape, np.float32)}
+            try:
+                layer = mha.from_huggingface(changed, n_heads=HEADS)
+            except ValueError:
+                continue
+            assert shape == state[name].shape or "LayerNorm" in name or name.endswith("bias")
+            assert layer.d == D

@@ -77,6 +77,21 @@ def test_the_layer_is_the_module(d, heads, k, bias, packed, batch_first, causal,
     np.testing.assert_array_equal(call(back, x, causal=causal), expected)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_random_shapes(seed):
+    rng = np.random.default_rng(seed)
+    heads, h, k, n = (int(size) for size in rng.integers((1, 1, 2, 1), (6, 7, 9, 5)))
+    bias, packed, batch_first, causal = (bool(bit) for bit in rng.integers(0, 2, 4))
+    d = heads * h
+    module = make_module(d, heads, bias=bias, packed=packed, batch_first=batch_first, seed=seed)
+    layer = mha.from_torch(module, causal=causal)
+    x = mha.sample_inputs("gaussian", n, k, d, seed=seed)
+    np.testing.assert_allclose(layer(x), call(module, x, causal=causal), rtol=0, atol=1e-12)
+    refactored = mha.to_torch(layer.replace(factors=None), batch_first=batch_first, packed=packed)
+    np.testing.assert_allclose(layer(x), call(refactored, x, causal=causal), rtol=0, atol=1e-12)
+    assert same_bits(mha.to_torch(layer, batch_first=batch_first, packed=packed), module)
+
+
 def test_by_hand():
     """The formulas of the factors, against loops that know nothing of torch."""
     module = make_module(4, 2)
@@ -275,6 +290,8 @@ def test_checkpoints_may_wrap_a_state_dict(tmp_path):
         ({"in_proj_weight": np.zeros((7, 6))}, 2, r"in_proj_weight has shape \(7, 6\)"),
         ({"in_proj_bias": np.zeros(7)}, 2, r"packed bias has shape \(7,\)"),
         ({"out_proj.bias": np.zeros(5)}, 2, "out_bias weight has shape"),
+        ({"out_proj.weight": np.zeros(())}, 2, "expected 2 axes"),
+        ({"in_proj_bias": np.zeros(0)}, 2, "a bias has shape"),
         ({"bias_k": np.zeros((1, 1, 6))}, 2, "add_bias_kv=True"),
         ({"in_proj_weight": np.zeros((18, 6), np.int8)}, 2, "dtype int8: dequantise"),
         ({"in_proj_weight": torch.eye(6).repeat(3, 1).to_sparse()}, 2, "sparse"),

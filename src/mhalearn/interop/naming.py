@@ -30,13 +30,17 @@ class Naming(NamedTuple):
 
 
 def _bert(weights: Weights, n_heads: int | None) -> Factors:
-    query, key, value = (weights[f"self.{part}.weight"] for part in ("query", "key", "value"))
-    heads = count_heads(n_heads, "self.query.weight", query)
+    query, key, value = (
+        _take(weights, f"self.{part}.weight", 2) for part in ("query", "key", "value")
+    )
+    if len(key) != len(query):
+        raise ValueError(f"keys of shape {key.shape} beside queries {query.shape}: {_GROUPED}")
+    heads = _count_heads(n_heads, "self.query.weight", query)
     return Factors(
         query=_rows("query", query, heads),
         key=_rows("key", key, heads),
         value=_rows("value", value, heads),
-        out=_rows("output.dense", weights["output.dense.weight"].T, heads),
+        out=_rows("output.dense", _take(weights, "output.dense.weight", 2).T, heads),
         query_bias=_entries(weights.get("self.query.bias"), heads),
         key_bias=_entries(weights.get("self.key.bias"), heads),
         value_bias=_entries(weights.get("self.value.bias"), heads),
@@ -45,28 +49,28 @@ def _bert(weights: Weights, n_heads: int | None) -> Factors:
 
 
 def _gpt2(weights: Weights, n_heads: int | None) -> Factors:
-    packed, bias = weights["c_attn.weight"], weights.get("c_attn.bias")
-    if packed.ndim != 2 or packed.shape[1] != 3 * packed.shape[0]:
-        shape = packed.shape
-        linear = packed.ndim == 2 and shape[0] == 3 * shape[1]
+    packed = _take(weights, "c_attn.weight", 2)
+    if packed.shape[1] != 3 * packed.shape[0]:
+        # Some models keep these names for nn.Linear, and not all of them order the rows alike.
+        linear = packed.shape[0] == 3 * packed.shape[1]
         raise ValueError(
-            f"c_attn.weight has shape {shape}: GPT-2 keeps (d, 3 d); "
+            f"c_attn.weight has shape {packed.shape}: GPT-2 keeps (d, 3 d); "
             + ("transpose the nn.Linear weights c_attn and c_proj" if linear else _GROUPED)
         )
-    heads = count_heads(n_heads, "c_attn.weight", packed)
+    heads = _count_heads(n_heads, "c_attn.weight", packed)
     query, key, value = np.split(packed.T, 3)
     return Factors(
         query=_rows("query", query, heads),
         key=_rows("key", key, heads),
         value=_rows("value", value, heads),
-        out=_rows("c_proj", weights["c_proj.weight"], heads),
-        **_packed_biases(bias, heads),
+        out=_rows("c_proj", _take(weights, "c_proj.weight", 2), heads),
+        **_packed_biases(weights.get("c_attn.bias"), heads),
         out_bias=weights.get("c_proj.bias"),
     )
 
 
 def _transformer_lens(weights: Weights, n_heads: int | None) -> Factors:
-    query, key, value, out = (weights[f"W_{letter}"] for letter in "QKVO")
+    query, key, value, out = (_take(weights, f"W_{letter}", 3) for letter in "QKVO")
     heads = len(query)
     if n_heads not in (None, heads):
         raise ValueError(f"n_heads={n_heads}: W_Q has shape {query.shape}, {heads} heads")
@@ -85,21 +89,21 @@ def _transformer_lens(weights: Weights, n_heads: int | None) -> Factors:
 
 
 def _torch(weights: Weights, n_heads: int | None) -> Factors:
-    out = weights["out_proj.weight"]
+    out = _take(weights, "out_proj.weight", 2)
     if "in_proj_weight" in weights:
-        packed = weights["in_proj_weight"]
-        if packed.ndim != 2 or packed.shape[0] % 3:
+        packed = _take(weights, "in_proj_weight", 2)
+        if packed.shape[0] % 3:
             raise ValueError(f"in_proj_weight has shape {packed.shape}: expected (3 d, d)")
         query, key, value = np.split(packed, 3)
     else:
-        query, key, value = (weights[f"{letter}_proj_weight"] for letter in "qkv")
+        query, key, value = (_take(weights, f"{letter}_proj_weight", 2) for letter in "qkv")
         for name, part in (("kdim", key), ("vdim", value)):
             if part.shape != query.shape:
                 raise ValueError(
                     f"{name}={part.shape[-1]} beside embed_dim={query.shape[-1]}: keys and values "
                     "of another sequence; a layer of self-attention has them equal"
                 )
-    heads = count_heads(n_heads, "out_proj.weight", out)
+    heads = _count_heads(n_heads, "out_proj.weight", out)
     return Factors(
         query=_rows("query", query, heads),
         key=_rows("key", key, heads),
@@ -110,7 +114,15 @@ def _torch(weights: Weights, n_heads: int | None) -> Factors:
     )
 
 
-def count_heads(n_heads: int | None, name: str, array: NDArray[Any]) -> int:
+def _take(weights: Weights, name: str, ndim: int) -> NDArray[Any]:
+    """A weight that must be there; a KeyError names it if not."""
+    array = weights[name]
+    if array.ndim != ndim or array.size == 0:
+        raise ValueError(f"{name} has shape {array.shape}: expected {ndim} axes, none empty")
+    return array
+
+
+def _count_heads(n_heads: int | None, name: str, array: NDArray[Any]) -> int:
     if n_heads is None:
         raise ValueError(
             f"n_heads is missing: {name} of shape {array.shape} does not tell the number of heads; "
@@ -126,7 +138,7 @@ _GROUPED = "grouped or multi-query attention shares keys among heads; mhalearn d
 
 def _rows(name: str, matrix: NDArray[Any], heads: int) -> NDArray[Any]:
     """(m h, d) as (m, h, d)."""
-    if matrix.ndim != 2 or matrix.shape[0] % heads:
+    if matrix.shape[0] % heads:
         raise ValueError(
             f"n_heads={heads}: the {name} weight has shape {matrix.shape}, "
             "which does not divide into so many heads"
@@ -136,7 +148,11 @@ def _rows(name: str, matrix: NDArray[Any], heads: int) -> NDArray[Any]:
 
 def _entries(bias: NDArray[Any] | None, heads: int) -> NDArray[Any] | None:
     """(m h,) as (m, h)."""
-    return None if bias is None else _rows("bias", bias.reshape(-1, 1), heads)[..., 0]
+    if bias is None:
+        return None
+    if bias.ndim != 1 or bias.size == 0 or bias.size % heads:
+        raise ValueError(f"a bias has shape {bias.shape}, which does not divide into {heads} heads")
+    return bias.reshape(heads, -1)
 
 
 def _packed_biases(bias: NDArray[Any] | None, heads: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mhalearn import storage
 from mhalearn.interop.backend import require_torch, weight
 from mhalearn.interop.factors import Factors
-from mhalearn.interop.naming import TORCH, Block, Naming, find_blocks
+from mhalearn.interop.naming import Block, Naming, find_blocks
 from mhalearn.interop.rejections import refuse_llama, refuse_names
 
 Source = Mapping[str, Any] | str | os.PathLike[str]
@@ -118,8 +118,8 @@ def find_layer(
     unknown = sorted(
         name for name in inside - {*naming.reads} if not re.fullmatch(naming.ignores, name)
     )
-    # torch's module may stand at the root, beside anything; the others own their prefix.
-    if unknown and naming is not TORCH:
+    # A module without a prefix may stand beside anything; a prefix belongs to the layer alone.
+    if unknown and place:
         raise ValueError(
             f"{place + unknown[0]!r} is no part of {naming.name}'s attention: a layer that uses it "
             "computes something else"
