@@ -26,6 +26,7 @@ Floats = NDArray[Any]
 # Carried factors are believed if they make the layer's parameters up to rounding, whose order
 # another machine may choose differently.
 _ROUNDING = 1e-9
+_WITHOUT = "layer.replace(factors=None) leaves them out"
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,6 @@ def carried_factors(layer: AttentionLayer) -> Factors | None:
         if not agree:
             raise ValueError(f"the layer's factors make another {name} than it has; {_WITHOUT}")
     return factors
-
-
-_WITHOUT = "layer.replace(factors=None) leaves them out"
 
 
 def factorise(
