@@ -93,9 +93,10 @@ def assert_one_line(code, out, err, *, expected=2):
 def test_help_lists_the_commands_that_exist(mhalearn):
     code, out, err = mhalearn("--help")
     assert (code, err) == (0, "")
-    for name in ("demo", "generate", "learn", "certify", "compare", "check", "--version"):
+    names = ("demo", "generate", "learn", "certify", "compare", "check", "import", "export")
+    for name in (*names, "--version"):
         assert name in out
-    for name in ("demo", "generate", "learn", "certify", "compare", "check"):
+    for name in names:
         code, out, _ = mhalearn(name, "--help")
         assert code == 0
         assert f"mhalearn {name} " in out.split("Example", 1)[1]  # an example to copy

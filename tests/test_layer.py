@@ -216,6 +216,31 @@ def test_save_and_load_are_bit_exact(tmp_path, extras):
     assert path.read_bytes() == first
 
 
+def test_factors_travel_with_the_layer_until_its_parameters_change(tmp_path):
+    factors = {"query": np.ones((2, 3, 5), np.float32), "out_bias": np.zeros(2, np.float16)}
+    layer = random_layer(2, 5, out_dim=2, seed=1).canonical().replace(factors=factors)
+    layer.save(tmp_path / "layer.safetensors")
+    for kept in (
+        load_layer(tmp_path / "layer.safetensors"),
+        layer.replace(causal=True, metadata={}, seen=None),
+        layer.canonical(),
+    ):
+        assert kept.factors.keys() == factors.keys()
+        for name, factor in factors.items():
+            assert kept.factors[name].dtype == factor.dtype
+            np.testing.assert_array_equal(kept.factors[name], factor)
+    twice = AttentionLayer(layer.theta[[0, 0]], layer.w, factors=factors)
+    for changed in (
+        layer.replace(theta=layer.theta),
+        layer.replace(w=layer.w),
+        layer.replace(key_vector=np.zeros((2, 5))),
+        layer.replace(out_bias=np.zeros(2)),
+        AttentionLayer(layer.theta[::-1], layer.w[::-1], factors=factors).canonical(),
+        twice.canonical(),
+    ):
+        assert changed.factors is None
+
+
 def test_parameters_are_copied_and_read_only():
     theta = np.ones((1, 2, 2))
     layer = AttentionLayer(theta, np.ones((1, 2, 2)))

@@ -103,6 +103,17 @@ def test_only_the_tensors_asked_for_are_read(saved):
     assert_same(tensors, {"b": TENSORS["b"]})
 
 
+def test_files_of_other_libraries_may_say_anything(tmp_path):
+    path = tmp_path / "foreign.safetensors"
+    safetensors.numpy.save_file({"a": np.ones((2, 3), np.float16), "b": np.zeros(4)}, path)
+    assert storage.peek_shapes(path) == ({"a": (2, 3), "b": (4,)}, {})
+    tensors, metadata = storage.read_tensors(path, kind=None, required=("a",), only=("a",))
+    assert (list(tensors), metadata) == (["a"], {})
+    path.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"not a readable .safetensors file .*; save it again"):
+        storage.peek_shapes(path)
+
+
 def test_peeking_reads_the_header(saved):
     header = storage.peek_tensors(saved, kind="test", required=("a",))
     assert header.shapes == {name: array.shape for name, array in TENSORS.items()}

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mhalearn.estimator import AttentionRegressor
     from mhalearn.examples import Examples, load_examples
     from mhalearn.inputs import sample_inputs
+    from mhalearn.interop import from_huggingface, from_torch, to_torch
     from mhalearn.jacobian import check_jacobian
     from mhalearn.layer import AttentionLayer, load_layer
     from mhalearn.matching import Comparison, compare
@@ -38,10 +39,13 @@ _HOMES = {
     "check_jacobian": "jacobian",
     "check_nondegeneracy": "nondegeneracy",
     "compare": "matching",
+    "from_huggingface": "interop",
+    "from_torch": "interop",
     "load_examples": "examples",
     "load_layer": "layer",
     "random_layer": "teachers",
     "sample_inputs": "inputs",
+    "to_torch": "interop",
     "write_report": "report",
 }
 
@@ -58,10 +62,13 @@ __all__ = [
     "check_jacobian",
     "check_nondegeneracy",
     "compare",
+    "from_huggingface",
+    "from_torch",
     "load_examples",
     "load_layer",
     "random_layer",
     "sample_inputs",
+    "to_torch",
     "write_report",
 ]
 

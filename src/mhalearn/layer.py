@@ -23,6 +23,9 @@ Float64 = NDArray[np.float64]
 # Doubles held at once while a layer is applied: 64 MiB.
 _WORKSPACE = 2**23
 
+# How the tensors of a layer's file that are factors begin.
+_FACTORS = "factors."
+
 
 class AttentionLayer:
     """A multi-head attention layer, immutable, in float64.
@@ -31,6 +34,8 @@ class AttentionLayer:
     key_vector: (m, d) or None; out_bias: (e,) or None; causal: token r sees tokens 0..r only.
     metadata: strings that travel with the layer's file (seed, version, how it was learned).
     seen: 64-bit hashes of the examples it was learned from, so that `certify` can refuse them.
+    factors: the weights of another library that theta, w and the biases were made of, in their own
+    dtype, so that they can go back unchanged (`interop.factors` reads them); None for most layers.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class AttentionLayer:
         *,
         metadata: Mapping[str, str] | None = None,
         seen: NDArray[Any] | None = None,
+        factors: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
         self.theta = _parameter("theta", theta, 3)
         self.w = _parameter("w", w, 3)
@@ -69,6 +75,7 @@ class AttentionLayer:
                 f"seen has dtype {self.seen.dtype} and shape {self.seen.shape}: "
                 "expected a list of uint64 hashes, as Examples.hashes returns them"
             )
+        self.factors = dict(factors) if factors else None
 
     @property
     def n_heads(self) -> int:
@@ -96,11 +103,12 @@ class AttentionLayer:
         return f"AttentionLayer({', '.join([shape, *extras])})"
 
     def replace(self, **changes: Any) -> AttentionLayer:
-        """A copy with some constructor arguments changed."""
-        kept = {
-            name: getattr(self, name)
-            for name in ("theta", "w", "key_vector", "out_bias", "causal", "metadata", "seen")
-        }
+        """A copy with some constructor arguments changed; other parameters drop the factors."""
+        parameters = ("theta", "w", "key_vector", "out_bias")
+        names = (*parameters, "causal", "metadata", "seen", "factors")
+        kept = {name: getattr(self, name) for name in names}
+        if not changes.keys().isdisjoint(parameters):
+            kept["factors"] = None
         return AttentionLayer(**(kept | changes))
 
     @property
@@ -179,6 +187,8 @@ class AttentionLayer:
                 key_vector=None if self.key_vector is None else np.zeros((1, self.d)),
             )
         leaders = [merged[g][0] for g in order]
+        if leaders == list(range(self.n_heads)):
+            return self
         return self.replace(
             theta=self.theta[leaders],
             w=np.stack([merged[g][1] for g in order]),
@@ -194,6 +204,8 @@ class AttentionLayer:
             tensors["out_bias"] = self.out_bias
         if self.seen.size:
             tensors["seen"] = self.seen
+        for name, factor in (self.factors or {}).items():
+            tensors[f"{_FACTORS}{name}"] = factor
         metadata = self.metadata | {"kind": "layer", "causal": str(self.causal).lower()}
         storage.write_tensors(path, tensors, metadata)
 
@@ -212,6 +224,11 @@ def load_layer(path: str | Path) -> AttentionLayer:
             causal,
             metadata=metadata,
             seen=tensors.get("seen"),
+            factors={
+                name.removeprefix(_FACTORS): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(_FACTORS)
+            },
         )
     except ValueError as error:
         raise ValueError(f"{storage.show(path)}: {error}") from None

@@ -205,12 +205,17 @@ class Header(NamedTuple):
 
 
 def read_tensors(
-    path: AnyPath, *, kind: str, required: tuple[str, ...], only: tuple[str, ...] | None = None
+    path: AnyPath,
+    *,
+    kind: str | None,
+    required: tuple[str, ...],
+    only: tuple[str, ...] | None = None,
 ) -> tuple[Tensors, dict[str, str]]:
     """The tensors of a safetensors file (all, or those in `only`) and its metadata.
 
-    The file must say that it is of this `kind` and hold the required tensors. bfloat16, which NumPy
-    lacks, is read as float32; every other dtype as it is.
+    The file must say that it is of this `kind` (None: a file of another library may say anything)
+    and hold the required tensors. bfloat16, which NumPy lacks, is read as float32; every other
+    dtype as it is.
     """
     with _opened(path, kind, required) as file:
         tensors = {}
@@ -219,7 +224,14 @@ def read_tensors(
             if tensor.dtype == ml_dtypes.bfloat16:
                 tensor = tensor.astype(np.float32)
             tensors[name] = tensor
-        return tensors, dict(file.metadata())
+        return tensors, dict(file.metadata() or {})
+
+
+def peek_shapes(path: AnyPath) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Shapes and metadata of any safetensors file, whoever wrote it and whatever its dtypes."""
+    with _opened(path, None, ()) as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        return shapes, dict(file.metadata() or {})
 
 
 def peek_tensors(path: AnyPath, *, kind: str, required: tuple[str, ...]) -> Header:
@@ -277,12 +289,12 @@ def check_file(path: AnyPath) -> None:
 
 
 @contextmanager
-def _opened(path: AnyPath, kind: str, required: tuple[str, ...]) -> Iterator[Any]:
+def _opened(path: AnyPath, kind: str | None, required: tuple[str, ...]) -> Iterator[Any]:
     check_file(path)
     try:
         with safe_open(path, framework="np") as file:
             found = (file.metadata() or {}).get("kind")
-            if found != kind:
+            if kind is not None and found != kind:
                 said = "does not say what it holds" if found is None else f"holds {found!r}"
                 raise ValueError(
                     f"{show(path)} {said}: give a file that mhalearn saved as {kind!r}"
@@ -293,9 +305,9 @@ def _opened(path: AnyPath, kind: str, required: tuple[str, ...]) -> Iterator[Any
         raise ValueError(f"{show(path)} cannot be read ({_reason(error)}): check it") from None
     # AttributeError and TypeError: a dtype that NumPy does not know.
     except (SafetensorError, AttributeError, TypeError):
+        wanted = "save it again" if kind is None else f"give a file that mhalearn saved as {kind!r}"
         raise ValueError(
-            f"{show(path)} is not a readable .safetensors file ({_looks_like(path)}); "
-            f"give a file that mhalearn saved as {kind!r}"
+            f"{show(path)} is not a readable .safetensors file ({_looks_like(path)}); {wanted}"
         ) from None
 
 

@@ -34,7 +34,7 @@ def guarded(command: Callable[P, int]) -> Callable[P, int]:
 
     @functools.wraps(command)
     def guard(*args: P.args, **kwargs: P.kwargs) -> int:
-        name = command.__name__
+        name = command.__name__.rstrip("_")  # import is a keyword: its function is import_
         try:
             return command(*args, **kwargs)
         except KeyboardInterrupt as stop:

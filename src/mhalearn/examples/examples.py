@@ -36,6 +36,7 @@ from mhalearn.examples.sources import (
 )
 from mhalearn.examples.survey import Survey, survey_blocks
 from mhalearn.inputs import Sampler, check_count, check_kind, check_shape
+from mhalearn.outcome import Event
 
 Indices = slice | ArrayLike
 
@@ -81,15 +82,21 @@ class Examples:
         d: int,
         seed: int = 0,
         noise: float = 0.0,
+        progress: Callable[[Event], None] | None = None,
     ) -> "Examples":
         """Examples of a black box f: (n, k, d) -> (n, k, e), drawn when they are used.
 
-        inputs: as in `sample_inputs`, and the same inputs for the same seed. f sees int8 for
-        "boolean", and may return a NumPy, JAX or PyTorch array. Every pass calls f on the same
-        blocks of inputs, whatever chunks are asked for; a deterministic f gives the same examples.
-        Here f is called on at most two examples, to learn e and the dtype.
+        f: a function of a NumPy array that returns a NumPy, JAX or PyTorch array, on any device; an
+        AttentionLayer; or a PyTorch module in eval mode, called on its own device and in its own
+        dtype (nn.MultiheadAttention as self-attention; see `interop.as_function`).
+        inputs: as in `sample_inputs`, and the same inputs for the same seed. A function sees int8
+        for "boolean". Every pass calls f on the same blocks of inputs, whatever chunks are asked
+        for; a deterministic f gives the same examples. Here f is called on at most two examples, to
+        learn e and the dtype.
         noise: standard deviation of Gaussian label noise, relative to the root mean square of the
         labels in the first block.
+        progress: called with an Event after each block of labels, in every pass: its step is the
+        number of examples labelled, of `data["of"]`. `terminal.Progress().on_event` draws it.
         """
         check_kind(inputs)
         n, k, d = check_shape(n, k, d)
@@ -98,9 +105,14 @@ class Examples:
             raise ValueError(f"f is a {type(f).__name__}: pass a callable from X to Y")
         if not (math.isfinite(noise) and noise >= 0):
             raise ValueError(f"noise={noise}: pass a number of at least 0")
+        if progress is not None and not callable(progress):
+            raise ValueError(
+                f"progress={progress!r}: pass a function of an Event, "
+                "such as mhalearn.terminal.Progress().on_event"
+            )
         name = inputs if isinstance(inputs, str) else getattr(inputs, "__name__", "sampler")
         return cls._over(
-            Drawn(f, inputs, n, k, d, seed, noise),
+            Drawn(f, inputs, n, k, d, seed, noise, progress),
             {"inputs": name, "seed": int(seed), "noise": float(noise)},
         )
 

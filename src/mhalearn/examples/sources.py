@@ -1,5 +1,7 @@
 """Where examples live: blocks read one by one, in memory, drawn from a callable, or a choice."""
 
+import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -7,7 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mhalearn.inputs import Sampler, Stream, block_size, draw_block, generator
+from mhalearn.interop import as_function
 from mhalearn.layer import check_array, check_inputs
+from mhalearn.outcome import Event
 
 
 class Block(NamedTuple):
@@ -66,8 +70,10 @@ class Drawn:
         d: int,
         seed: int,
         noise: float,
+        progress: Callable[[Event], None] | None = None,
     ) -> None:
-        self._f, self._inputs, self._seed, self._noise = f, inputs, seed, noise
+        self._f, self._inputs, self._seed, self._noise = as_function(f), inputs, seed, noise
+        self._progress, self._began = progress, time.monotonic()
         self._sigma = None if noise else 0.0  # known once the first block has been labelled
         self.starts = [*range(0, n, block_size(k, d)), n]
         self.has_lengths = False
@@ -94,6 +100,10 @@ class Drawn:
         if self._sigma:
             rng = generator(self._seed, Stream.NOISE, index)
             y = (y + self._sigma * rng.standard_normal(y.shape)).astype(self.y_dtype)
+        if self._progress is not None:
+            done, n = self.starts[index + 1], self.starts[-1]
+            seconds = time.monotonic() - self._began
+            self._progress(Event("labelling", done, math.nan, seconds, data={"of": n}))
         return frozen(Block(x, y.astype(self.y_dtype, copy=False), self.lengths(index)))
 
     def lengths(self, index: int) -> NDArray[np.int64]:
@@ -101,11 +111,7 @@ class Drawn:
 
     def _labels(self, x: NDArray[Any]) -> NDArray[Any]:
         """What f says of some inputs; f gets a copy, in case it works in place."""
-        output = self._f(x.copy())
-        if hasattr(output, "detach"):  # PyTorch: off the graph and the device, to a dtype NumPy has
-            output = output.detach().cpu()
-            output = output.float() if "bfloat16" in str(output.dtype) else output
-        labels = check_array("the output of f", output, 3)
+        labels = check_array("the output of f", self._f(x.copy()), 3)
         if labels.shape[:2] != x.shape[:2] or labels.shape[2] == 0:
             raise ValueError(
                 f"f returned shape {labels.shape} for X of shape {x.shape}: "

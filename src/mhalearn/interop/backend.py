@@ -1,0 +1,43 @@
+"""PyTorch where it is installed, and its tensors as NumPy arrays. No torch at import."""
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def require_torch() -> Any:
+    """The torch package, or one line that says how to get it."""
+    try:
+        import torch
+    except ImportError:
+        raise ValueError('PyTorch is not installed: pip install "mhalearn[torch]"') from None
+    return torch
+
+
+def loaded_torch() -> Any:
+    """torch if somebody imported it: without that, nothing at hand can come from it."""
+    return sys.modules.get("torch")
+
+
+def to_numpy(value: Any) -> Any:
+    """A tensor off its graph and device, in a dtype NumPy has; anything else as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    tensor = value.detach().cpu()
+    return tensor.float() if "bfloat16" in str(tensor.dtype) else tensor
+
+
+def weight(name: str, value: Any) -> NDArray[Any]:
+    """One entry of a state dict as an array of its own: what is read must not change later."""
+    if str(getattr(value, "device", "")) == "meta":
+        raise ValueError(f"{name} is on the meta device and has no values: load the weights first")
+    if getattr(value, "is_sparse", False) or getattr(value, "is_quantized", False):
+        raise ValueError(f"{name} is sparse or quantised: pass a dense floating tensor")
+    try:
+        array = np.asarray(to_numpy(value)).copy()
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{name} is a {type(value).__name__}: pass a tensor or array") from None
+    array.setflags(write=False)
+    return array

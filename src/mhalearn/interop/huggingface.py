@@ -1,0 +1,81 @@
+"""Attention layers out of Hugging Face and TransformerLens weights."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mhalearn import storage
+from mhalearn.interop.naming import BERT, GPT2, TRANSFORMER_LENS
+from mhalearn.interop.rejections import refuse_config
+from mhalearn.interop.state_dict import Source, find_layer, open_state_dict
+from mhalearn.layer import AttentionLayer
+
+
+def from_huggingface(
+    source: Source,
+    layer_index: int = 0,
+    n_heads: int | None = None,
+    *,
+    causal: bool | None = None,
+    config: Mapping[str, Any] | None = None,
+    prefix: str | None = None,
+) -> AttentionLayer:
+    """The attention layer of a BERT-style, GPT-2-style or TransformerLens state dict.
+
+    source: a mapping from names to tensors or arrays, or a file: .safetensors (no torch needed) or
+    PyTorch's (read with weights_only=True). The layer maps what goes into the attention block (for
+    GPT-2 the normalised hidden states) to the output projection, without residual and LayerNorm.
+    n_heads: needed where neither the shapes nor the config tell it. config: the model's
+    configuration; that of a file is the config.json beside it, if there is one.
+    causal: as the architecture has it unless given: BERT not, GPT-2 causal, TransformerLens as its
+    mask buffer says and not causal without one. prefix: what the names begin with, where a state
+    dict holds several models.
+    Logits are divided by sqrt(head dimension), as these architectures do unless their configuration
+    says otherwise. The layer carries the weights, so exports return the same bits.
+    Refused by name: RoPE, grouped queries, relative positions, and any tensor in the block that the
+    architecture does not have.
+    """
+    state = open_state_dict(source)
+    place = "" if isinstance(source, Mapping) else f"{storage.show(source)}: "
+    if config is None:
+        config = {} if isinstance(source, Mapping) else _config_beside(source)
+    try:
+        refuse_config(config, layer_index)
+        found = find_layer(
+            state,
+            (BERT, GPT2, TRANSFORMER_LENS),
+            layer_index=layer_index,
+            n_heads=_heads(n_heads, config),
+            prefix=prefix,
+        )
+    except ValueError as error:
+        raise ValueError(f"{place}{error}") from None
+    if causal is None:
+        causal = found.causal or config.get("is_decoder") is True
+    return found.factors.to_layer(causal, {"imported": "huggingface", "layer": str(layer_index)})
+
+
+def _heads(n_heads: int | None, config: Mapping[str, Any]) -> int | None:
+    told = config.get("num_attention_heads", config.get("n_head"))
+    if config.get("pruned_heads"):  # the number differs from layer to layer
+        told = None
+    if told is None or type(told) is not int:
+        return n_heads
+    if n_heads not in (None, told):
+        raise ValueError(f"n_heads={n_heads}, but config.json says {told}: leave one out")
+    return told
+
+
+def _config_beside(source: str | os.PathLike[str]) -> Mapping[str, Any]:
+    path = Path(source).parent / "config.json"
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise ValueError(f"{storage.show(path)} is not readable JSON: repair it or move it away")
+    return config
