@@ -14,9 +14,10 @@ from mhalearn.inputs import sample_inputs
 from mhalearn.layer import AttentionLayer
 from mhalearn.matching import compare
 from mhalearn.newton import continuation, learn
+from mhalearn.newton.choice import Choice, split_for_choice
 from mhalearn.newton.exchange import better, exchanged, rescaled
 from mhalearn.newton.head_count import choose_heads
-from mhalearn.newton.learner import Choice, most_heads, split_for_choice
+from mhalearn.newton.learner import most_heads
 from mhalearn.newton.slide import slide
 from mhalearn.newton.start import Scales, estimate_scales, random_starts
 from mhalearn.outcome import Outcome, Solution, Trace

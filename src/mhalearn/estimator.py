@@ -25,9 +25,8 @@ from mhalearn.information import Information, measure_information, number_groups
 from mhalearn.layer import AttentionLayer, Float64, load_layer
 from mhalearn.newton import learn as learn_newton
 from mhalearn.outcome import Event, Outcome, Solution, Trace
-from mhalearn.polish import polish
+from mhalearn.polish import polish_on
 from mhalearn.precision import label_precision
-from mhalearn.problem import make_problem
 from mhalearn.reduction import reduce_heads
 from mhalearn.sculpt import learn as learn_sculpt
 from mhalearn.settings import check_settings
@@ -161,8 +160,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             fitted = fitted.subset(slice(0, _POLISHED))
         information = information or self._ask(fitted)
         if self.polish and solution.outcome is Outcome.FITTED:
-            problem = make_problem(fitted, layer.n_heads, bias=self.bias, causal=self.causal)
-            layer, loss = polish(layer, problem, trace, head_dim=self.head_dim)
+            layer, loss = polish_on(fitted, layer, trace, bias=self.bias, head_dim=self.head_dim)
             layer, loss = reduce_heads(layer, loss, fitted, trace, head_dim=self.head_dim)
         layer = layer.replace(metadata=self._metadata(learned_from))
         certificate = None
@@ -265,8 +263,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self, layer: AttentionLayer, certificate: Certificate, examples: Examples
     ) -> tuple[AttentionLayer, Certificate]:
         """Under noise what was held out is worth more fitted."""
-        problem = make_problem(examples, layer.n_heads, bias=self.bias, causal=self.causal)
-        layer, _ = polish(layer, problem, self._trace, head_dim=self.head_dim)
+        layer, _ = polish_on(examples, layer, self._trace, bias=self.bias, head_dim=self.head_dim)
         layer = layer.replace(metadata=self._metadata(examples.n))
         return layer, refitted(certificate, layer, examples, self.head_dim)
 

@@ -10,10 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from mhalearn._types import Array, Float
 from mhalearn.attention import Chunk, fit_projections, gathered, in_float64
+from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
+from mhalearn.narrow import is_narrow, polish_heads, to_heads, to_layer
 from mhalearn.normal import matrix_free, tangent_projection
 from mhalearn.outcome import Trace
-from mhalearn.problem import Problem
+from mhalearn.problem import Problem, make_problem
 
 # Conjugate-gradient steps inside one Gauss-Newton step. Generic layers need about twenty; nearly
 # equal heads use them all.
@@ -196,3 +198,15 @@ def polish(
     if not np.isfinite(loss):  # nothing to fit W to: a design of rank zero, say
         return layer, float("inf")
     return problem.layer(np.asarray(state.theta[0]), np.asarray(state.w[0])), loss
+
+
+def polish_on(
+    examples: Examples, layer: AttentionLayer, trace: Trace, *, bias: bool, head_dim: int | None
+) -> tuple[AttentionLayer, float]:
+    """`polish` on examples, by the heads' factors where there are many narrow heads."""
+    narrow = is_narrow(layer.n_heads, layer.d, head_dim)
+    problem = make_problem(examples, layer.n_heads, bias=bias, causal=layer.causal, narrow=narrow)
+    if not narrow or head_dim is None or problem.energy == 0.0:
+        return polish(layer, problem, trace, head_dim=head_dim)
+    heads, loss = polish_heads(to_heads(layer, problem, head_dim), problem, trace, stage="polish")
+    return to_layer(heads, problem), loss

@@ -74,11 +74,13 @@ class Problem:
 
 
 @in_float64
-def make_problem(examples: Examples, n_heads: int, *, bias: bool, causal: bool) -> Problem:
+def make_problem(
+    examples: Examples, n_heads: int, *, bias: bool, causal: bool, narrow: bool = False
+) -> Problem:
     """Bring examples into solver units. Memory: one float64 copy of the examples, padded.
 
     The number of examples is padded to three leading bits, so that fits of nearly the same size
-    share one compiled program.
+    share one compiled program. narrow: for numerics in the factors of heads, which hold less a row.
     """
     x, y, lengths = examples.arrays()
     n, k, d = x.shape
@@ -87,6 +89,8 @@ def make_problem(examples: Examples, n_heads: int, *, bias: bool, causal: bool) 
     y_scale = _power_of_two_near(_rms(y, inside))
     query_dim, width, out_dim = d + bias, n_heads * d + bias, y.shape[2]
     widest = max((n_heads * d) ** 2, query_dim * width, n_heads * d * out_dim, query_dim**2)
+    if narrow:
+        widest = n_heads * (k + 2 * d + out_dim)
     padded = _few_bits_above(n)
     chunks = -(-padded * k * widest // WORKSPACE)
     size = -(-padded // chunks)

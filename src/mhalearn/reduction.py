@@ -5,8 +5,7 @@ import math
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
 from mhalearn.outcome import Trace
-from mhalearn.polish import polish
-from mhalearn.problem import make_problem
+from mhalearn.polish import polish_on
 
 # Surplus heads converge slowly to copies of another head or to W = 0, so they are looked for
 # generously first; polish decides whether the smaller layer still explains the examples.
@@ -34,10 +33,8 @@ def reduce_heads(
         if smaller.n_heads in tried:
             continue
         tried.add(smaller.n_heads)
-        problem = make_problem(
-            examples, smaller.n_heads, bias=layer.out_bias is not None, causal=layer.causal
-        )
-        smaller, smaller_loss = polish(smaller, problem, trace, head_dim=head_dim)
+        bias = layer.out_bias is not None
+        smaller, smaller_loss = polish_on(examples, smaller, trace, bias=bias, head_dim=head_dim)
         missing = (layer.n_heads - smaller.n_heads) * per_head
         if smaller_loss <= max(loss * math.exp(2 * missing / scalars), 1e-22):
             trace.emit(

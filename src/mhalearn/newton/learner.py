@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
+from mhalearn.narrow import is_narrow
+from mhalearn.newton.choice import Choice, split_for_choice
 from mhalearn.newton.continuation import Task, anneal, finish, free, ridge_at
 from mhalearn.newton.exchange import better, exchanged, rescaled
 from mhalearn.newton.head_count import choose_heads
+from mhalearn.newton.many import Setting, guess_heads, learn_narrow
 from mhalearn.newton.slide import LAST, slide
 from mhalearn.newton.start import Scales, estimate_scales, random_starts
 from mhalearn.outcome import Outcome, Solution, Trace
@@ -125,6 +128,12 @@ def learn(
             run(part, rounds[:1], stage="sketch")
         return choice.solution(run(problem, rounds)), choice.loss
 
+    asked = None if isinstance(n_heads, str) else n_heads
+    if head_dim is not None:
+        heads = asked or guess_heads(examples.d, head_dim)
+        if is_narrow(heads, examples.d, head_dim):
+            setting = Setting(bias, causal, head_dim, seed)
+            return learn_narrow(examples, asked, exact, setting, trace)
     if not isinstance(n_heads, str):
         # Below the counting limit no effort helps.
         if examples.n >= examples.counting_limit(n_heads, bias, head_dim):
@@ -144,7 +153,7 @@ def run_rounds(
     problem: Problem,
     rounds: tuple[Round, ...],
     *,
-    choice: "Choice",
+    choice: Choice,
     exact: float,
     trusting: bool,
     n_heads: int,
@@ -248,47 +257,3 @@ def most_heads(examples: Examples, *, bias: bool, head_dim: int | None) -> int:
     while examples.counting_limit(most + 1, bias, head_dim) <= examples.n:
         most += 1
     return most
-
-
-class Choice:
-    """The best layer so far, judged on held-out examples."""
-
-    def __init__(self, problem: Problem, held: Examples, trace: Trace) -> None:
-        self._problem, self._trace = problem, trace
-        self._x, self._y, self._lengths = held.arrays()
-        self._inside = np.arange(held.k) < self._lengths[:, None]
-        self._energy = float(np.sum(np.square(self._y[self._inside], dtype=np.float64))) or 1.0
-        self.layer: AttentionLayer | None = None
-        self.loss = np.inf
-
-    def offer(self, layer: AttentionLayer) -> None:
-        wrong = (layer(self._x, self._lengths) - self._y)[self._inside]
-        loss = float(np.sum(wrong**2)) / self._energy
-        if loss < self.loss:
-            self.layer, self.loss = layer, loss
-            self._trace.keep(layer, loss)
-
-    def offer_starts(self, state: State) -> None:
-        for theta, w in zip(np.asarray(state.theta), np.asarray(state.w), strict=True):
-            if np.isfinite(theta).all() and np.isfinite(w).all():
-                self.offer(self._problem.layer(theta, w))
-
-    def solution(self, outcome: Outcome) -> Solution:
-        assert self.layer is not None
-        self._trace.emit("choice", loss=self.loss, detail="error on held-out examples")
-        return Solution(self.layer, outcome, self._trace.events)
-
-
-def split_for_choice(
-    examples: Examples, n_heads: int, *, bias: bool, head_dim: int | None, seed: int
-) -> tuple[Examples, Examples]:
-    """Examples to descend on and examples to choose by: a random tenth, if the rest suffices.
-
-    Near the counting limit nothing can be spared, and the choice falls on the training error.
-    """
-    spare = int(examples.n - np.ceil(1.5 * examples.counting_limit(n_heads, bias, head_dim)))
-    held = min(max(1, examples.n // 10), 256)
-    if spare < held:
-        return examples, examples
-    order = np.random.default_rng([seed, 0xC401CE]).permutation(examples.n)
-    return examples.subset(np.sort(order[held:])), examples.subset(np.sort(order[:held]))

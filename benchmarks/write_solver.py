@@ -1,0 +1,190 @@
+"""Write docs/solver.md from what frontier, speed, hard_cases, noise and fails_safely measured."""
+
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+from frontier import good
+from hard_cases import is_exact
+from noise import best_settings, mean
+from race import has_arrived, standings
+from speed import RACES
+
+HERE = Path(__file__).parent
+OUT = HERE.parent / "docs" / "solver.md"
+
+INTRO = """# The exact solver, measured
+
+Written by `benchmarks/write_solver.py` from the JSON in `benchmarks/results`, which keeps every
+run; no figure here is typed by hand. Each record names the machine it was made on.
+
+**How it works** (`src/mhalearn/newton`). W is eliminated by linear least squares, Theta descends by
+damped Gauss-Newton steps: direct ones while there are few unknowns, by preconditioned conjugate
+gradients beyond that. Starts come in rounds, each more patient. The first is a few steps under a
+fading ridge, in single precision and on a part of the examples where there are plenty; generic
+layers fall to it. Near the counting limit the ridge fades over thousands of short first-order
+steps (`slide.py`), and starts trade heads while a weak ridge is still on (`exchange.py`). Polish,
+certificate and verdict follow and share no code with the search.
+
+## How close to the counting limit
+
+A teacher counts when every parameter is right to 1e-6 before and 1e-10 after polish. Nothing is
+known about it but the number of heads; scales are estimated; at most sixteen starts and five
+minutes, peers as many starts as they can in thirty seconds. Ratio: examples over the counting
+limit, after rounding up. The last lines are six heads on eight features with one output a token,
+from at most 1,525 output scalars.
+
+| (m,d,k) | ratio | method | recovered | worst error | seconds, median |
+|---|---|---|---|---|---|
+"""
+
+SPEED = """
+## How fast
+
+![Time to a training error of 1e-20, and how it grows](images/speed.svg)
+
+Seconds to a relative squared error of 1e-20 at the method's best setting, compilation apart; a
+failure counts as the time limit. One core a run, three teachers. Compilation: of the first fit of a
+shape, which a persistent cache saves the next process.
+
+| case | method | reached | seconds, median | times slower | compilation |
+|---|---|---|---|---|---|
+"""
+
+HARD = """
+## Hard cases
+
+Eight times the counting limit of examples (`hard_cases.py` has the lines). Exact: to 1e-10 for the
+solver, to 1e-6 for its peers, which have ten seconds. "auto" is not told the number of heads.
+
+| line | exact | worst | count right, left open | too many | peers, exact |
+|---|---|---|---|---|---|
+"""
+
+NOISE = """
+## Noise
+
+Ten times the counting limit of examples, Gaussian noise of the given level relative to the labels.
+Squared error over the Cramer-Rao bound, share of parameters inside their 95 % interval, and the
+noise estimated over the noise there was.
+
+| (m,d,k) | level | draws | error / bound | covered | noise / sigma | outcomes |
+|---|---|---|---|---|---|---|
+"""
+
+SAFE = """
+## Never fooled
+
+Small fits on data made to mislead (`traps.py`), judged by code of its own (`trap_judge.py`). Where
+a family of layers fits, its dimension is due.
+
+| trap | fits | outcomes | false RECOVERED | family said / due | its dimension right |
+|---|---|---|---|---|---|
+"""
+
+
+def read(name: str) -> list[dict]:
+    return json.loads((HERE / "results" / f"{name}.json").read_text())["runs"]
+
+
+def grouped(rows: list[dict], *names: str) -> dict[tuple, list[dict]]:
+    groups = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[name] for name in names)].append(row)
+    return groups
+
+
+def seconds(rows: list[dict]) -> float:
+    return float(np.median([row.get("seconds", np.nan) for row in rows]))
+
+
+def frontier_rows(rows: list[dict]) -> str:
+    text = ""
+    groups = grouped(rows, "case", "ratio", "method")
+    for (case, ratio, method), mine in sorted(groups.items(), key=lambda item: item[0][:2]):
+        worst = max((row["polished_error"] for row in mine if good(row)), default=np.nan)
+        where = " (GPU)" if all("H200" in row.get("device", "") for row in mine) else ""
+        text += f"| {case} | {ratio:.3g} | {method}{where} | {sum(map(good, mine))}/{len(mine)} | "
+        text += f"{worst:.0e} | {seconds(mine):.2g} |\n"
+    return text
+
+
+def speed_rows(rows: list[dict]) -> str:
+    text = ""
+    for case, *_ in RACES:
+        best = standings([r for r in rows if r["part"] == "race" and r["case"] == str(case)])
+        for method, standing in best.items():
+            reached = sum(map(has_arrived, standing.rows))
+            text += f"| {case} | {method} | {reached}/{len(standing.rows)} | {standing.median:.2g} "
+            text += f"| {standing.median / best['newton'].median:.3g} | "
+            text += f"{standing.compiling:.1f} |\n"
+    return text
+
+
+def hard_rows(rows: list[dict]) -> str:
+    text = ""
+    lines = grouped([row for row in rows if "left_out" not in row], "line")
+    for (line,), mine in lines.items():
+        of = {method: part for (method,), part in grouped(mine, "method").items()}
+        solver, auto = of.pop("newton", []), of.pop("auto", [])
+        errors = [row["error"] for row in (solver or auto) if is_exact(row)]
+        right = sum(row.get("heads") == row.get("true_heads", -1) for row in auto)
+        many = sum(row.get("heads", 0) > row.get("true_heads", np.inf) for row in auto)
+        peers = ", ".join(
+            f"{name} {sum(map(is_exact, part))}/{len(part)}" for name, part in of.items()
+        )
+        exact = f"{len(errors)}/{len(solver)}" if solver else "-"
+        name = line.replace("|", "\\|")
+        text += f"| {name} | {exact} | {max(errors, default=np.nan):.0e} | "
+        text += f"{right}/{len(auto)} | {many} | {peers or '-'} |\n"
+    return text
+
+
+def noise_rows(rows: list[dict]) -> str:
+    text = ""
+    for (shape, level, method), mine in best_settings(rows).items():
+        if method != "newton":
+            continue
+        shown = [
+            "{:.3f} ± {:.3f}".format(*mean(mine, n)) for n in ("ratio", "coverage", "noise_level")
+        ]
+        ends = ", ".join(f"{n} {name}" for name, n in Counter(r["outcome"] for r in mine).items())
+        text += f"| {shape} | {level:g} | {len(mine)} | " + " | ".join(shown) + f" | {ends} |\n"
+    return text
+
+
+def safe_rows(rows: list[dict]) -> str:
+    text = ""
+    for (trap,), mine in grouped(rows, "trap").items():
+        ends = Counter(row.get("outcome", "crashed") for row in mine).most_common()
+        due = [row for row in mine if row.get("family")]
+        said = sum(row["outcome"] in ("NOT_IDENTIFIED", "TOO_FEW_EXAMPLES") for row in due)
+        stated = [row for row in mine if row.get("of_layer") is not None]
+        right = sum(row["of_layer"] == row["stated"] for row in stated)
+        text += f"| {trap} | {len(mine)} | {', '.join(f'{n} {name}' for name, n in ends)} | "
+        text += f"{sum(bool(row.get('false')) for row in mine)} | {said} / {len(due)} | "
+        text += f"{right} / {len(stated)} |\n"
+    return text
+
+
+def main() -> None:
+    traps = read("fails_safely")
+    false, crashed = (sum(bool(row.get(name)) for row in traps) for name in ("false", "crashed"))
+    OUT.write_text(
+        INTRO
+        + frontier_rows(read("frontier"))
+        + SPEED
+        + speed_rows(read("speed"))
+        + HARD
+        + hard_rows(read("hard_cases"))
+        + NOISE
+        + noise_rows(read("noise"))
+        + SAFE
+        + safe_rows(traps)
+        + f"\nIn all {len(traps)} fits, {false} false RECOVERED, {crashed} crashes.\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Layers of many narrow heads: Adam on a student with surplus heads, then Gauss-Newton.
+
+A penalty on the factors, which is the nuclear norm of Theta and W, starts where it keeps all heads
+at zero and fades. Heads then appear as the examples ask for them, and those too many stay at zero
+or become copies of another: the canonical form merges them and tells the number of heads.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpy.typing import NDArray
+
+from mhalearn._types import Array, Float
+from mhalearn.attention import Chunk, in_float64
+from mhalearn.examples import Examples
+from mhalearn.layer import AttentionLayer
+from mhalearn.narrow import NarrowHeads, apply_heads, polish_heads, to_heads, to_layer
+from mhalearn.newton.choice import Choice
+from mhalearn.outcome import Outcome, Solution, Trace
+from mhalearn.problem import Problem, make_problem
+
+_STREAM = 0x3A27
+# Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much.
+_RATE, _FADING, _FADED = 0.06, 0.6, 1e-2
+_STEPS, _BLOCK = 2000, 100
+# Examples a step; more keep an accelerator busy.
+_BATCH_CPU, _BATCH = 128, 1024
+# Heads closer than this, relative to their size, were meant to be one; smaller ones to be none.
+_MERGED = 0.05
+_ADAM = optax.scale_by_adam()
+
+
+# Attempts, and times the counting limit of examples that polish the layer.
+_ATTEMPTS, _POLISHED = 4, 8.0
+
+
+class Walk(NamedTuple):
+    heads: NarrowHeads
+    memory: optax.OptState
+    loss: Float[Array, ""]
+
+
+class Setting(NamedTuple):
+    """What a layer may have, and the seed it is looked for with."""
+
+    bias: bool
+    causal: bool
+    head_dim: int
+    seed: int
+
+
+def learn_narrow(
+    examples: Examples, n_heads: int | None, exact: float, setting: Setting, trace: Trace
+) -> Solution:
+    """Attempts with ever more surplus heads, until one explains held-out examples exactly."""
+    bias, causal, head_dim, seed = setting
+    heads = n_heads or guess_heads(examples.d, head_dim)
+    limit = examples.counting_limit(heads, bias, head_dim)
+    held = max(1, min(examples.n // 10, 64))
+    order = np.random.default_rng([seed, 0xC401CE]).permutation(examples.n)
+    fit = examples.subset(np.sort(order[held:]))
+    made = partial(make_problem, n_heads=heads, bias=bias, causal=causal, narrow=True)
+    problem, part = made(fit), made(fit.subset(slice(0, int(np.ceil(_POLISHED * limit)))))
+    choice = Choice(problem, examples.subset(np.sort(order[:held])), trace)
+    if problem.energy == 0.0:
+        choice.offer(problem.zero_layer(heads))
+        return choice.solution(Outcome.FITTED)
+    for attempt in range(_ATTEMPTS):
+        layer = learn_many(
+            problem, part, trace, n_heads=n_heads, head_dim=head_dim, seed=seed, attempt=attempt
+        )
+        choice.offer(layer)
+        if choice.loss < exact or trace.expired:
+            break
+    late = trace.expired and choice.loss >= exact
+    return choice.solution(Outcome.TIME_LIMIT if late else Outcome.FITTED)
+
+
+def learn_many(
+    problem: Problem,
+    part: Problem,
+    trace: Trace,
+    *,
+    n_heads: int | None,
+    head_dim: int,
+    seed: int,
+    attempt: int,
+) -> AttentionLayer:
+    """One attempt: a student, its descent, its canonical form, and that polished.
+
+    part: some of the examples, enough for polish. n_heads: None where the count is open. Later
+    attempts have more heads and take more steps.
+    Cost: O(k m (d h + k h)) an example and step. Trust: a heuristic.
+    """
+    guess = n_heads or guess_heads(problem.d, head_dim)
+    student = guess + max(2, guess // 4) * (attempt + 1)
+    rng = np.random.default_rng([seed, _STREAM, attempt])
+    heads = random_heads(problem, student, head_dim, rng)
+    stage = f"attempt {attempt + 1}"
+    heads = fade(heads, problem, trace, _STEPS * (attempt + 1), rng, stage=stage)
+    layer = to_layer(heads, problem).canonical(tolerance=_MERGED)
+    if n_heads is not None and layer.n_heads > n_heads:  # ordered by decreasing |W|
+        layer = layer.replace(theta=layer.theta[:n_heads], w=layer.w[:n_heads])
+    trace.emit(stage, detail=f"{layer.n_heads} of {student} heads are distinct")
+    heads = to_heads(layer, problem, head_dim)
+    heads, _ = polish_heads(heads, part, trace, stage=f"{stage}, polish")
+    return to_layer(heads, problem)
+
+
+def guess_heads(d: int, head_dim: int) -> int:
+    """As many as transformers have: heads of rank h that together fill the d features."""
+    return -(-d // head_dim)
+
+
+@in_float64
+def random_heads(
+    problem: Problem, n_heads: int, head_dim: int, rng: np.random.Generator
+) -> NarrowHeads:
+    """Small factors: |Theta_i| and |W_i| are about one."""
+    d, e, q = problem.d, problem.out_dim, problem.query_dim
+    size = (d * head_dim**0.5) ** -0.5
+
+    def small(*shape: int) -> Array:
+        return jnp.asarray(size * rng.standard_normal((n_heads, *shape)))
+
+    return NarrowHeads(
+        query=small(q, head_dim),
+        key=small(d, head_dim),
+        value=small(d, head_dim),
+        out=small(head_dim, e),
+        bias=jnp.zeros((int(problem.bias), e)),
+    )
+
+
+def fade(
+    heads: NarrowHeads,
+    problem: Problem,
+    trace: Trace,
+    steps: int,
+    rng: np.random.Generator,
+    *,
+    stage: str,
+) -> NarrowHeads:
+    """Adam in single precision on random examples, while the penalty fades."""
+    single = partial(jax.tree.map, lambda a: jnp.asarray(np.asarray(a), _single(np.asarray(a))))
+    data = jax.tree.map(lambda leaf: np.concatenate(list(np.asarray(leaf))), problem.data)
+    there = np.flatnonzero(data.weight.any(axis=1))
+    data, heads = single(data), single(heads)
+    batch = min(len(there), _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH)
+    first = _critical_penalty(problem)
+    walk = Walk(heads, _ADAM.init(heads), jnp.ones(()))
+    mean_square = jnp.float32(problem.energy / problem.rows)
+    for begun in range(0, steps, _BLOCK):
+        progress = np.arange(begun, begun + _BLOCK) / steps
+        penalty = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
+        rate = _RATE / problem.d**0.5 * 0.5 * (1 + np.cos(np.pi * progress))
+        chosen = there[rng.integers(0, len(there), (_BLOCK, batch))]
+        walk = _advance(walk, data, mean_square, *map(jnp.asarray, (chosen, penalty, rate)))
+        trace.emit(stage, begun + _BLOCK, float(walk.loss))
+        if trace.expired:
+            break
+    return walk.heads
+
+
+@in_float64
+def _critical_penalty(problem: Problem) -> float:
+    """The penalty up to which heads that attend evenly stay at zero.
+
+    With uniform attention the labels are x_mean C D, and zero is a minimum while the penalty is
+    larger than the largest singular value of E[x_mean^T y] / E|y|^2.
+    """
+    data = jax.tree.map(lambda leaf: np.concatenate(list(np.asarray(leaf))), problem.data)
+    even = data.allowed / data.allowed.sum(axis=-1, keepdims=True)
+    mean: NDArray[Any] = np.einsum("brj,bjd->brd", even, data.tokens) * data.weight[..., None]
+    correlation = np.einsum("brd,bre->de", mean, data.labels) / problem.energy
+    return float(np.linalg.norm(correlation, 2))
+
+
+@jax.jit
+def _advance(
+    walk: Walk, data: Chunk, mean_square: Array, chosen: Array, penalty: Array, rate: Array
+) -> Walk:
+    def objective(heads: NarrowHeads, chunk: Chunk, penalty: Array) -> tuple[Array, Array]:
+        wrong = jnp.sum((apply_heads(heads, chunk) - chunk.labels) ** 2)
+        loss = wrong / (jnp.sum(chunk.weight) * mean_square)
+        factors = heads._replace(bias=jnp.zeros_like(heads.bias))
+        return loss + penalty * sum(jnp.sum(part**2) for part in factors), loss
+
+    def step(walk: Walk, now: tuple[Array, Array, Array]) -> tuple[Walk, None]:
+        chosen, penalty, rate = now
+        chunk = jax.tree.map(lambda leaf: leaf[chosen], data)
+        slope, loss = jax.grad(objective, has_aux=True)(walk.heads, chunk, penalty)
+        updates, memory = _ADAM.update(slope, walk.memory)
+        heads = jax.tree.map(lambda a, u: a - (rate * u).astype(a.dtype), walk.heads, updates)
+        return Walk(heads, memory, loss), None
+
+    return jax.lax.scan(step, walk, (chosen, penalty, rate))[0]
+
+
+def _single(array: NDArray[Any]) -> Any:
+    return np.float32 if np.issubdtype(array.dtype, np.floating) else array.dtype

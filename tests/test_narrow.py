@@ -1,0 +1,126 @@
+"""Many narrow heads, by their factors."""
+
+import jax
+import numpy as np
+import pytest
+
+from mhalearn import AttentionRegressor, compare, narrow, sample_inputs
+from mhalearn.attention import Chunk, in_float64
+from mhalearn.examples import Examples
+from mhalearn.layer import AttentionLayer
+from mhalearn.narrow import NarrowHeads, apply_heads, is_narrow, polish_heads, to_heads, to_layer
+from mhalearn.newton.many import guess_heads, learn_many
+from mhalearn.outcome import Outcome, Trace
+from mhalearn.problem import make_problem
+
+D, H = 64, 8
+
+
+def narrow_layer(n_heads, d=D, rank=H, *, bias=False, causal=False, seed=1, out_dim=None):
+    """Theta and W of low rank, key vectors in the heads' own dimensions, as projections make."""
+    rng = np.random.default_rng(seed)
+    e = d if out_dim is None else out_dim
+    left, right = (rng.standard_normal((n_heads, d, rank)) / d**0.5 for _ in range(2))
+    theta = 3.0 * left @ right.swapaxes(1, 2) / rank**0.5
+    w = rng.standard_normal((n_heads, d, rank)) @ rng.standard_normal((n_heads, rank, e))
+    vector = np.einsum("mdh,mh->md", right, rng.standard_normal((n_heads, rank))) if bias else None
+    return AttentionLayer(
+        theta, w / (d * rank) ** 0.5, vector, rng.standard_normal(e) if bias else None, causal
+    )
+
+
+def examples_of(layer, n, k=8, seed=3, lengths=None):
+    x = sample_inputs("boolean", n, k, layer.d, seed=seed)
+    return Examples(x, layer(x, lengths), lengths)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@in_float64
+def test_factors_make_the_layer_they_were_made_of(bias, causal):
+    layer = narrow_layer(3, 12, 2, bias=bias, causal=causal, out_dim=5)
+    lengths = np.array([1, 4, 3, 4, 2, 4])
+    examples = examples_of(layer, 6, 4, lengths=lengths)
+    problem = make_problem(examples, 3, bias=bias, causal=causal, narrow=True)
+    heads = to_heads(layer, problem, 2)
+    assert compare(to_layer(heads, problem), layer).max_error < 1e-13
+    for chunk in (jax.tree.map(lambda leaf: leaf[0], problem.data),):
+        np.testing.assert_allclose(apply_heads(heads, chunk), chunk.labels, atol=1e-13)
+
+
+def test_polish_ends_at_rounding_and_keeps_the_rank():
+    layer = narrow_layer(3, 16, 2, bias=True)
+    examples = examples_of(layer, 60)
+    problem = make_problem(examples, 3, bias=True, causal=False, narrow=True)
+    rng = np.random.default_rng(0)
+    near = layer.replace(theta=layer.theta * (1 + 0.02 * rng.standard_normal(layer.theta.shape)))
+    heads, loss = polish_heads(to_heads(near, problem, 2), problem, Trace(), stage="polish")
+    assert loss < 1e-27
+    learned = to_layer(heads, problem)
+    assert compare(learned, layer).max_error < 1e-11
+    assert all(np.linalg.matrix_rank(theta, tol=1e-9) == 2 for theta in learned.theta)
+
+
+def test_the_narrow_way_is_for_many_narrow_heads():
+    assert is_narrow(12, 384, 32)
+    assert not is_narrow(12, 384, None)
+    assert not is_narrow(12, 384, 200)
+    assert not is_narrow(4, 16, 2)
+    assert guess_heads(384, 32) == 12
+
+
+def test_surplus_heads_vanish_and_the_count_is_found():
+    layer = narrow_layer(5, 32, 4)
+    problem = make_problem(examples_of(layer, 700), 8, bias=False, causal=False, narrow=True)
+    trace = Trace()
+    learned = learn_many(problem, problem, trace, n_heads=None, head_dim=4, seed=0, attempt=0)
+    assert learned.n_heads == 5
+    assert compare(learned, layer).max_error < 1e-10
+    assert any("5 of 10 heads are distinct" in event.detail for event in trace.events)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_many_narrow_heads_are_learned_without_their_number(bias):
+    layer = narrow_layer(8, bias=bias)
+    learner = AttentionRegressor(head_dim=H, bias=bias).fit(examples_of(layer, 800))
+    assert learner.n_heads_ == 8
+    assert compare(learner.layer_, layer).max_error < 1e-10
+    assert learner.outcome_ is Outcome.FITTED  # too large for the spectrum that would exclude more
+    assert "spectrum" in learner.solution_.reason
+
+
+def test_labels_that_no_such_layer_makes_are_not_called_exact():
+    rng = np.random.default_rng(0)
+    x = sample_inputs("boolean", 300, 8, D, seed=1)
+    learner = AttentionRegressor(8, head_dim=H, max_seconds=20.0)
+    learner.fit(x, rng.standard_normal((300, 8, D)))
+    assert learner.outcome_ is not Outcome.RECOVERED
+    assert learner.certificate_.relative_mse > 0.5
+
+
+@in_float64
+def test_a_step_holds_a_few_copies_of_one_chunk_and_of_the_factors():
+    m, d, h, k, size = 12, 96, 8, 8, 32
+
+    def of(*shape, dtype=np.float64):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    def temporary(chunks):
+        rows = chunks, size, k
+        data = Chunk(
+            of(*rows, d),
+            of(*rows, d),
+            of(*rows, d),
+            of(*rows, 0),
+            of(*rows),
+            of(*rows, k, dtype=bool),
+        )
+        heads = NarrowHeads(of(m, d, h), of(m, d, h), of(m, d, h), of(m, h, d), of(0, d))
+        lowered = narrow._gauss_newton.lower(heads, data, of(), of())
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    few, many = temporary(2), temporary(64)
+    assert many - few < 1e5  # nothing grows with the number of examples
+    row = m * (4 * h + 2 * k) + 2 * d
+    assert few < 8 * (4 * size * k * row + 12 * 4 * m * d * h)
+    assert few < 8 * m * d**2 * 20  # a handful of attention matrices, let alone their products
