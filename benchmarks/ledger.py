@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class Ledger:
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
         self.path = path
-        self.machine = describe_machine()
+        self.machine, self.code = describe_machine(), describe_code()
         self.records: list[Record] = []
         if path.exists() and not fresh:
             self.records = json.loads(path.read_text())["runs"]
@@ -45,7 +46,7 @@ class Ledger:
             found = measure()
         except Exception as error:  # a crash is a result too
             found = {"crashed": f"{type(error).__name__}: {error}"[:300]}
-        record = key | found | {"device": jax.devices()[0].device_kind}
+        record = key | found | {"device": jax.devices()[0].device_kind, "code": self.code}
         self.records.append(record)
         self.write()
         return record
@@ -107,6 +108,15 @@ def describe_machine() -> str:
         f"{platform.python_version()}, jax {jax.__version__}, numpy {np.__version__}, "
         f"scipy {scipy.__version__}, optax {optax.__version__}, optimistix {optimistix.__version__}"
     )
+
+
+def describe_code() -> str:
+    """The commit the code is of, with a mark where it was changed; nothing outside a repository."""
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def finite(value: float) -> float | None:

@@ -33,7 +33,8 @@ def test_no_promise_about_fresh_inputs_is_left():
     certificate = learner.certificate_
     assert learner.outcome_ is Outcome.FITTED
     assert certificate.tail_bound == 1.0
-    assert "Nothing is promised about fresh inputs" in certificate.statement
+    assert "nothing is promised about fresh inputs" in certificate.statement
+    assert f"level {certificate.noise_level:.3g}" in certificate.statement
     # A least-squares fit to all examples: its gradient vanishes, which that to a part has not.
     examples = Examples(x, y)
     own = np.linalg.norm(learner.layer_(x) - y)

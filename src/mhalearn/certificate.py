@@ -186,9 +186,9 @@ def refitted(
         null_dimension=None if spectrum is None else spectrum.null_dimension,
         intervals=intervals,
         statement=(
-            "Nothing is promised about fresh inputs: the layer was fitted to all examples in the "
-            f"end. Before, {certificate.n_exceeding} of {certificate.n_examples} held-out examples "
-            f"had a relative error above {certificate.threshold:g}."
+            f"Noise of level {noise:.3g} is estimated from the residual, and with it, to first "
+            f"order, an interval of confidence {1 - certificate.delta:.10g} for each parameter. "
+            "The layer was fitted to all examples: nothing is promised about fresh inputs."
         ),
     )
 

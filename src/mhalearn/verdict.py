@@ -67,6 +67,7 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
             "spared to certify with: give more examples"
         )
     held_error, near = certificate.relative_mse, min(_NEAR * certificate.floor, _NEARLY)
+    error = f"relative squared error {held_error:.2g}"
     if certificate.recovered and exact_fit:
         if evidence.asked_heads not in (None, layer.n_heads):
             return Outcome.NOT_IDENTIFIED, _surplus(evidence)
@@ -81,13 +82,13 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
         bar = max(THRESHOLD, 2 * fitted.floor)
         contradicting = int(np.sum(fitted.relative > bar))
         return Outcome.FITTED, (
-            f"held-out examples are explained (relative error {held_error:.2g}), those to fit are "
+            f"held-out examples are explained ({error}), those to fit are "
             f"not ({fitted.root_relative**2:.2g}, {contradicting} of them off by more than "
             f"{bar:.2g}): no attention layer makes all these labels"
         )
     if held_error <= near**2:
         return Outcome.FITTED, (
-            f"relative error {held_error:.2g}: not at the precision of the labels, but too near it "
+            f"{error}: not at the precision of the labels, but too near it "
             "to tell noise from rounding in a badly conditioned problem"
         )
     if exact_fit:
@@ -96,13 +97,12 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
         if 2 * wrong < len(others):  # of a wrong layer, nearly all would be
             return Outcome.FITTED, (
                 f"the examples to fit are explained exactly, {wrong} of {len(others)} held-out "
-                f"ones are not (relative error {held_error:.2g}): no attention layer makes all "
-                "these labels"
+                f"ones are not ({error}): no attention layer makes "
+                "all these labels"
             )
         return Outcome.NOT_IDENTIFIED, (
-            "the examples are fitted exactly but others are not (relative error "
-            f"{held_error:.2g}), with {certificate.null_dimension} directions "
-            "open: give more examples"
+            f"the examples are fitted exactly but others are not ({error}), with "
+            f"{certificate.null_dimension} directions open: give more examples"
         )
     if held_error > _HOPELESS:
         return Outcome.STUCK, (
@@ -161,25 +161,24 @@ def _judge_rest(
     evidence: Evidence, held_error: float, trace: Trace, seed: int
 ) -> tuple[Outcome, str]:
     """Noise, or structure? Ask whether one more head explains held-out examples better."""
+    error = f"relative squared error {held_error:.2g}"
     gain = one_more_head(evidence, trace, seed)
     if gain is None:
-        return Outcome.FITTED, (
-            f"relative error {held_error:.2g}; too few examples to tell noise from a missing head"
-        )
+        return Outcome.FITTED, f"{error}; too few examples to tell noise from a missing head"
     structured = Outcome.FITTED if held_error <= _LOW else Outcome.STUCK
     if gain > 0:
         return structured, (
-            f"relative error {held_error:.2g}, of which one more head explains {gain:.0%}: "
+            f"{error}, of which one more head explains {gain:.0%}: "
             "more heads than asked for, or a start that missed one"
         )
     excess = dependence_on_inputs(evidence.layer, evidence.fitted, seed)
     if excess > _SIGNIFICANT:
         return structured, (
-            f"relative error {held_error:.2g}, which depends on the inputs ({excess:.0f} standard "
+            f"{error}, which depends on the inputs ({excess:.0f} standard "
             "deviations above noise) and not like one more head: more heads than that, or labels "
             "that no attention layer makes"
         )
-    return Outcome.FITTED, f"relative error {held_error:.2g}; the rest looks like noise"
+    return Outcome.FITTED, f"{error}; the rest looks like noise"
 
 
 def is_noisy_alike(layer: AttentionLayer, fitted: Examples, held: Examples) -> bool:
