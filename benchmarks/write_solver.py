@@ -46,8 +46,8 @@ that may choose its queries needs.
 """
 
 LIMITS = """
-Sharp attention is what fails near the limit: with scale 6, four heads on sixteen features at 1.125,
-and eight heads at 1.25. More patience has not helped there so far.
+"Without slides" is the solver before annealing was slow: only long steps and traded heads, on a
+GPU. Sharp attention (scale 6) is what fails near the limit, with eight heads always so far.
 """
 
 SPEED = """
