@@ -126,7 +126,7 @@ def frontier_rows(rows: list[dict]) -> str:
     for (case, ratio, method), mine in sorted(groups.items(), key=lambda item: item[0][:2]):
         worst = max((row["polished_error"] for row in mine if good(row)), default=None)
         polished = sum((row.get("polished_error") or 1.0) <= 1e-10 for row in mine)
-        where = " (GPU)" if all("H200" in row.get("device", "") for row in mine) else ""
+        where = " (GPU)" if all(row.get("device", "cpu") != "cpu" for row in mine) else ""
         near = f"{ratio:.3f}" if ratio else "-"
         text += f"| {case} | {near} | {method}{where} | {sum(map(good, mine))}/{len(mine)} | "
         text += f"{polished}/{len(mine)} | {shown(worst)} | {seconds(mine):.3g} |\n"
