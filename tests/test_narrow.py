@@ -9,6 +9,7 @@ from mhalearn.attention import Chunk, in_float64
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
 from mhalearn.narrow import NarrowHeads, apply_heads, is_narrow, polish_heads, to_heads, to_layer
+from mhalearn.newton import many
 from mhalearn.newton.many import guess_heads, learn_many
 from mhalearn.outcome import Outcome, Trace
 from mhalearn.problem import make_problem
@@ -124,3 +125,39 @@ def test_a_step_holds_a_few_copies_of_one_chunk_and_of_the_factors():
     row = m * (4 * h + 2 * k) + 2 * d
     assert few < 8 * (4 * size * k * row + 12 * 4 * m * d * h)
     assert few < 8 * m * d**2 * 20  # a handful of attention matrices, let alone their products
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_too_few_examples_are_called_that(n):
+    learner = AttentionRegressor(8, head_dim=H, max_seconds=3.0).fit(
+        examples_of(narrow_layer(8), n)
+    )
+    assert learner.outcome_ is Outcome.TOO_FEW_EXAMPLES
+
+
+def test_a_student_that_diverges_is_a_numerical_outcome(monkeypatch):
+    monkeypatch.setattr(
+        many, "fade", lambda heads, *_, **__: jax.tree.map(lambda a: a * np.nan, heads)
+    )
+    learner = AttentionRegressor(8, head_dim=H).fit(examples_of(narrow_layer(8), 300))
+    assert learner.outcome_ is Outcome.NONFINITE
+
+
+def test_surplus_heads_beyond_those_asked_for_are_dropped_with_their_vectors():
+    layer = narrow_layer(3, 32, 4, bias=True)
+    problem = make_problem(examples_of(layer, 300), 2, bias=True, causal=False, narrow=True)
+    learned = learn_many(problem, problem, Trace(), n_heads=2, head_dim=4, seed=0, attempt=0)
+    assert learned.n_heads == 2
+
+
+def test_a_checkpoint_is_polished_before_anything_else(tmp_path):
+    layer, path = narrow_layer(8), tmp_path / "near.safetensors"
+    layer.replace(w=1.001 * layer.w).save(path)
+    stages = []
+    learner = AttentionRegressor(
+        8, head_dim=H, checkpoint=path, resume=True, on_event=lambda e: stages.append(e.stage)
+    )
+    learner.fit(examples_of(layer, 700))
+    assert compare(learner.layer_, layer).max_error < 1e-10
+    assert "resumed" in stages
+    assert not any(stage.startswith("attempt") for stage in stages)

@@ -133,7 +133,7 @@ def learn(
         heads = asked or guess_heads(examples.d, head_dim)
         if is_narrow(heads, examples.d, head_dim):
             setting = Setting(bias, causal, head_dim, seed)
-            return learn_narrow(examples, asked, exact, setting, trace)
+            return learn_narrow(examples, asked, exact, setting, trace, start)
     if not isinstance(n_heads, str):
         # Below the counting limit no effort helps.
         if examples.n >= examples.counting_limit(n_heads, bias, head_dim):

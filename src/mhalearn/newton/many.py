@@ -19,7 +19,7 @@ from mhalearn.attention import Chunk, in_float64
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
 from mhalearn.narrow import NarrowHeads, apply_heads, polish_heads, to_heads, to_layer
-from mhalearn.newton.choice import Choice
+from mhalearn.newton.choice import Choice, split_for_choice
 from mhalearn.outcome import Outcome, Solution, Trace
 from mhalearn.problem import Problem, make_problem
 
@@ -54,28 +54,41 @@ class Setting(NamedTuple):
 
 
 def learn_narrow(
-    examples: Examples, n_heads: int | None, exact: float, setting: Setting, trace: Trace
+    examples: Examples,
+    n_heads: int | None,
+    exact: float,
+    setting: Setting,
+    trace: Trace,
+    start: AttentionLayer | None = None,
 ) -> Solution:
-    """Attempts with ever more surplus heads, until one explains held-out examples exactly."""
+    """Attempts with ever more surplus heads, until one explains held-out examples exactly.
+
+    `start` is a layer to polish before any of them.
+    """
     bias, causal, head_dim, seed = setting
     heads = n_heads or guess_heads(examples.d, head_dim)
     limit = examples.counting_limit(heads, bias, head_dim)
-    held = max(1, min(examples.n // 10, 64))
-    order = np.random.default_rng([seed, 0xC401CE]).permutation(examples.n)
-    fit = examples.subset(np.sort(order[held:]))
+    fit, held = split_for_choice(examples, heads, bias=bias, head_dim=head_dim, seed=seed)
     made = partial(make_problem, n_heads=heads, bias=bias, causal=causal, narrow=True)
     problem, part = made(fit), made(fit.subset(slice(0, int(np.ceil(_POLISHED * limit)))))
-    choice = Choice(problem, examples.subset(np.sort(order[:held])), trace)
+    choice = Choice(problem, held, trace)
     if problem.energy == 0.0:
         choice.offer(problem.zero_layer(heads))
         return choice.solution(Outcome.FITTED)
+    if start is not None and n_heads in (None, start.n_heads):
+        given, _ = polish_heads(to_heads(start, problem, head_dim), part, trace, stage="resumed")
+        choice.offer(to_layer(given, problem))
     for attempt in range(_ATTEMPTS):
+        if choice.loss < exact or trace.expired:
+            break
         layer = learn_many(
             problem, part, trace, n_heads=n_heads, head_dim=head_dim, seed=seed, attempt=attempt
         )
-        choice.offer(layer)
-        if choice.loss < exact or trace.expired:
-            break
+        if layer is not None:
+            choice.offer(layer)
+    if choice.layer is None:
+        choice.offer(problem.zero_layer(heads))
+        return choice.solution(Outcome.TIME_LIMIT if trace.expired else Outcome.NONFINITE)
     late = trace.expired and choice.loss >= exact
     return choice.solution(Outcome.TIME_LIMIT if late else Outcome.FITTED)
 
@@ -89,8 +102,8 @@ def learn_many(
     head_dim: int,
     seed: int,
     attempt: int,
-) -> AttentionLayer:
-    """One attempt: a student, its descent, its canonical form, and that polished.
+) -> AttentionLayer | None:
+    """One attempt: a student, its descent, its canonical form, and that polished; None: diverged.
 
     part: some of the examples, enough for polish. n_heads: None where the count is open. Later
     attempts have more heads and take more steps.
@@ -102,9 +115,13 @@ def learn_many(
     heads = random_heads(problem, student, head_dim, rng)
     stage = f"attempt {attempt + 1}"
     heads = fade(heads, problem, trace, _STEPS * (attempt + 1), rng, stage=stage)
+    if not all(bool(jnp.isfinite(part).all()) for part in heads):
+        return None
     layer = to_layer(heads, problem).canonical(tolerance=_MERGED)
     if n_heads is not None and layer.n_heads > n_heads:  # ordered by decreasing |W|
-        layer = layer.replace(theta=layer.theta[:n_heads], w=layer.w[:n_heads])
+        vectors = None if layer.key_vector is None else layer.key_vector[:n_heads]
+        kept = layer.theta[:n_heads], layer.w[:n_heads], vectors
+        layer = AttentionLayer(*kept, layer.out_bias, layer.causal)
     trace.emit(stage, detail=f"{layer.n_heads} of {student} heads are distinct")
     heads = to_heads(layer, problem, head_dim)
     heads, _ = polish_heads(heads, part, trace, stage=f"{stage}, polish")
