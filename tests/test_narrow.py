@@ -136,9 +136,10 @@ def test_too_few_examples_are_called_that(n):
 
 
 def test_a_student_that_diverges_is_a_numerical_outcome(monkeypatch):
-    monkeypatch.setattr(
-        many, "fade", lambda heads, *_, **__: jax.tree.map(lambda a: a * np.nan, heads)
-    )
+    def diverge(heads, *_, **__):
+        return NarrowHeads(*(np.full(part.shape, np.nan) for part in heads))
+
+    monkeypatch.setattr(many, "fade", diverge)
     learner = AttentionRegressor(8, head_dim=H).fit(examples_of(narrow_layer(8), 300))
     assert learner.outcome_ is Outcome.NONFINITE
 

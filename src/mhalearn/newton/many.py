@@ -115,7 +115,7 @@ def learn_many(
     heads = random_heads(problem, student, head_dim, rng)
     stage = f"attempt {attempt + 1}"
     heads = fade(heads, problem, trace, _STEPS * (attempt + 1), rng, stage=stage)
-    if not all(bool(jnp.isfinite(part).all()) for part in heads):
+    if not all(np.isfinite(part).all() for part in heads):
         return None
     layer = to_layer(heads, problem).canonical(tolerance=_MERGED)
     if n_heads is not None and layer.n_heads > n_heads:  # ordered by decreasing |W|
