@@ -13,7 +13,7 @@ examples; sums over chunks are `total`.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
@@ -78,13 +78,36 @@ def total(function: Callable[[Chunk], Any], data: Chunk) -> Any:
     return jax.lax.scan(add, zeros, data)[0]
 
 
-def gathered(data: Chunk, n_heads: int) -> Chunk:
+def gathered(data: Chunk, n_heads: int, devices: int = 1) -> Chunk:
     """The same examples in fewer chunks: matrix-free steps hold little a row."""
     count, b, k, e = data.labels.shape
     row = n_heads * (k + e + 2 * data.tokens.shape[-1])
-    most = max(1, ROOM // (b * k * row))
+    most = max(1, ROOM * devices // (b * k * row))
     group = max(g for g in range(1, count + 1) if count % g == 0 and g <= most)
-    return jax.tree.map(lambda a: a.reshape(count // group, group * b, *a.shape[2:]), data)
+    return grouped(data, group, devices)
+
+
+def grouped(data: Chunk, group: int, devices: int = 1) -> Chunk:
+    """The same examples with every `group` chunks made one; over many devices none of them moves,
+    so that those of a chunk come in another order."""
+    if data.tokens.shape[0] == 1:
+        return data
+
+    def join(a: Array) -> Array:
+        count, b = a.shape[:2]
+        parts = a.reshape(count // group, group, *a.shape[1:])
+        if devices > 1:
+            parts = parts.swapaxes(1, 2)
+        return parts.reshape(count // group, group * b, *a.shape[2:])
+
+    return jax.tree.map(join, data)
+
+
+@partial(jax.jit, static_argnames="devices")
+def in_one_chunk(data: Chunk, devices: int = 1) -> Chunk:
+    """All examples as one chunk, without the chunk axis."""
+    joined = grouped(data, data.tokens.shape[0], devices)
+    return jax.tree.map(lambda leaf: leaf[0], joined)
 
 
 def logits(theta: Float[Array, "m q d"], chunk: Chunk) -> Float[Array, "b k m k"]:

@@ -20,6 +20,7 @@ from mhalearn.certificate import (
     check_sizes,
     refitted,
 )
+from mhalearn.devices import is_first
 from mhalearn.examples import Examples, Survey
 from mhalearn.information import Information, measure_information, number_groups
 from mhalearn.layer import AttentionLayer, Float64, load_layer
@@ -103,7 +104,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         examples = as_examples(X, Y, lengths)
         check_settings(self, examples)
-        with Progress(enabled=bool(self.progress)) as progress:
+        with Progress(enabled=bool(self.progress) and is_first()) as progress:
             self._trace = Trace(self.max_seconds, self._listener(progress), self._keeper())
             survey = examples.survey()
             check_sizes(survey)
@@ -276,7 +277,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return listen
 
     def _keeper(self) -> Callable[[AttentionLayer, float], None] | None:
-        if self.checkpoint is None:
+        if self.checkpoint is None or not is_first():
             return None
         path = self.checkpoint
         return lambda layer, loss: layer.replace(

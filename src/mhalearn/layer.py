@@ -262,6 +262,20 @@ def make_chunk(
     size: int | None = None,
 ) -> Chunk:
     """Examples as the numerics want them, padded to `size` with rows of weight zero."""
+    parts = host_chunk(tokens, lengths, key_vector, out_bias, causal, labels, size)
+    return Chunk(*map(jnp.asarray, parts))
+
+
+def host_chunk(
+    tokens: NDArray[Any],
+    lengths: NDArray[np.int64],
+    key_vector: bool,
+    out_bias: bool,
+    causal: bool,
+    labels: NDArray[Any] | None,
+    size: int | None,
+) -> tuple[NDArray[Any], ...]:
+    """The fields of `make_chunk`, before they go to a device."""
     n, k, _ = tokens.shape
     size = n if size is None else size
 
@@ -279,14 +293,9 @@ def make_chunk(
     ones = np.ones((size, k, 1))
     y = np.zeros((size, k, 0)) if labels is None else pad(labels).astype(np.float64)
     y = np.where(inside[..., None], y, 0.0)
-    return Chunk(
-        tokens=jnp.asarray(x),
-        queries=jnp.asarray(np.concatenate([x, ones], axis=-1) if key_vector else x),
-        labels=jnp.asarray(y),
-        constant=jnp.asarray(ones if out_bias else ones[..., :0]),
-        weight=jnp.asarray(inside.astype(np.float64)),
-        allowed=jnp.asarray(allowed),
-    )
+    queries = np.concatenate([x, ones], axis=-1) if key_vector else x
+    constant = ones if out_bias else ones[..., :0]
+    return x, queries, y, constant, inside.astype(np.float64), allowed
 
 
 def check_inputs(

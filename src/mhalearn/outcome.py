@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mhalearn.devices import anywhere
 from mhalearn.layer import AttentionLayer
 
 
@@ -54,6 +55,7 @@ class Trace:
         self.best_loss = float("inf")
         self._began = time.monotonic()
         self._max_seconds = max_seconds
+        self._expired = False
         self._on_event = on_event
         self._on_best = on_best
 
@@ -63,7 +65,10 @@ class Trace:
 
     @property
     def expired(self) -> bool:
-        return self._max_seconds is not None and self.seconds >= self._max_seconds
+        """Whether time is up. Processes of one run ask together, and all hear the same."""
+        if self._max_seconds is not None and not self._expired:
+            self._expired = anywhere(self.seconds >= self._max_seconds)
+        return self._expired
 
     def emit(
         self, stage: str, step: int = 0, loss: float = float("nan"), detail: str = "", **data: Any

@@ -99,11 +99,11 @@ def descend(
     # Side by side, twelve starts were seen to hang in XLA's CPU thread pool; fewer gain nothing.
     one_by_one = jax.default_backend() == "cpu"
     direct = direct and head_dim is None and span is None
-    static = (head_dim, one_by_one, direct, single and not direct)
+    static = (head_dim, one_by_one, direct, single and not direct, problem.devices)
     return _step(state, problem.data, problem.energy, ridge, span, *static)
 
 
-@partial(jax.jit, static_argnames=("head_dim", "one_by_one", "direct", "single"))
+@partial(jax.jit, static_argnames=("head_dim", "one_by_one", "direct", "single", "devices"))
 def _step(
     state: State,
     data: Chunk,
@@ -114,10 +114,11 @@ def _step(
     one_by_one: bool,
     direct: bool,
     single: bool,
+    devices: int,
 ) -> State:
     max_steps = _DIRECT_CG_STEPS if direct else _CG_STEPS
     if not direct:
-        data = gathered(data, state.theta.shape[1])
+        data = gathered(data, state.theta.shape[1], devices)
     if span is not None:  # there are only so many directions to search
         max_steps = 2 * state.theta.shape[1] * len(span)
 

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from mhalearn import devices
 from mhalearn.attention import Chunk, in_float64
 from mhalearn.examples import Examples
-from mhalearn.layer import AttentionLayer, make_chunk
+from mhalearn.layer import AttentionLayer, host_chunk
 
-# Doubles a chunk's largest intermediate may hold: 128 MiB.
+# Doubles a chunk's largest intermediate may hold on a device: 128 MiB.
 WORKSPACE = 2**24
 
 
@@ -23,7 +23,7 @@ class Problem:
     The scales are powers of two, so changing units rounds nothing.
     """
 
-    data: Chunk  # with a leading chunk axis
+    data: Chunk  # with a leading chunk axis; over many devices, each has its own examples
     k: int
     d: int
     out_dim: int
@@ -33,6 +33,11 @@ class Problem:
     y_scale: float
     rows: int  # rows that count
     energy: float  # sum of squared scaled labels over those rows
+
+    @property
+    def devices(self) -> int:
+        """How many devices the examples are spread over."""
+        return len(self.data.weight.sharding.device_set)
 
     @property
     def query_dim(self) -> int:
@@ -81,21 +86,27 @@ def make_problem(
 
     The number of examples is padded to three leading bits, so that fits of nearly the same size
     share one compiled program. narrow: for numerics in the factors of heads, which hold less a row.
+    Where it pays (`devices.how_many`) the examples are spread over all devices: each process
+    brings its own, and pads them to as many as the largest share.
     """
-    x, y, lengths = examples.arrays()
-    n, k, d = x.shape
+    n, k, d, out_dim = examples.n, examples.k, examples.d, examples.out_dim
+    over = devices.how_many(n * k * n_heads * d * (d + k + out_dim))
+    processes = devices.n_processes() if over > 1 else 1
+    x, y, lengths = (examples.mine() if over > 1 else examples).arrays()
+    most = int(np.diff(examples.bounds).max()) if over > 1 else n
     inside = np.arange(k) < lengths[:, None]
-    x_scale = _power_of_two_near(_rms(x, inside))
-    y_scale = _power_of_two_near(_rms(y, inside))
-    query_dim, width, out_dim = d + bias, n_heads * d + bias, y.shape[2]
+    rows, x_squares, y_squares = _sums(x, y, inside, processes)
+    x_scale = _power_of_two_near(np.sqrt(x_squares / (rows * d)))
+    y_scale = _power_of_two_near(np.sqrt(y_squares / (rows * out_dim)))
+    query_dim, width = d + bias, n_heads * d + bias
     widest = max((n_heads * d) ** 2, query_dim * width, n_heads * d * out_dim, query_dim**2)
     if narrow:
         widest = n_heads * (k + 2 * d + out_dim)
-    padded = _few_bits_above(n)
-    chunks = -(-padded * k * widest // WORKSPACE)
-    size = -(-padded // chunks)
+    padded, here = _few_bits_above(most), over // processes
+    chunks = -(-padded * k * widest // (WORKSPACE * here))
+    size = here * -(-padded // (chunks * here))
     parts = [
-        make_chunk(
+        host_chunk(
             x[start : start + size] / x_scale,
             lengths[start : start + size],
             key_vector=bias,
@@ -106,7 +117,8 @@ def make_problem(
         )
         for start in range(0, size * chunks, size)
     ]
-    data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+    place = devices.spread if over > 1 else jnp.asarray
+    data = Chunk(*(place(np.stack(leaves)) for leaves in zip(*parts, strict=True)))
     return Problem(
         data=data,
         k=k,
@@ -116,13 +128,18 @@ def make_problem(
         causal=causal,
         x_scale=x_scale,
         y_scale=y_scale,
-        rows=int(inside.sum()),
+        rows=int(rows),
         energy=float(jnp.sum((data.labels * data.weight[..., None]) ** 2)),
     )
 
 
-def _rms(array: NDArray[Any], inside: NDArray[np.bool_]) -> float:
-    return float(np.sqrt(np.mean(np.square(array[inside], dtype=np.float64))))
+def _sums(
+    x: NDArray[Any], y: NDArray[Any], inside: NDArray[np.bool_], processes: int
+) -> NDArray[np.float64]:
+    """Rows that count, and the squares of their tokens and labels, over all processes."""
+    squares = [float(np.sum(np.square(part[inside], dtype=np.float64))) for part in (x, y)]
+    sums = np.array([inside.sum(), *squares])
+    return devices.summed(sums) if processes > 1 else sums
 
 
 def _power_of_two_near(value: float) -> float:

@@ -10,6 +10,7 @@ import scipy.linalg
 
 from mhalearn._types import Array, Float
 from mhalearn.attention import Chunk, LinearFit, attend, design, in_float64
+from mhalearn.devices import known
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.normal import dense
@@ -91,9 +92,8 @@ def measure_spectrum(
         return None
     problem = make_problem(examples, layer.n_heads, bias=bias, causal=layer.causal)
     theta = problem.theta(layer)
-    moments = jax.tree.map(
-        np.asarray, _moments(jnp.asarray(theta), jnp.asarray(problem.w(layer)), problem.data)
-    )
+    found = _moments(jnp.asarray(theta), jnp.asarray(problem.w(layer)), problem.data)
+    moments = jax.tree.map(np.asarray, known(found))
     with one_lapack_thread():
         return _decompose(moments, problem, layer, head_dim)
 

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhalearn._types import Array, Float
-from mhalearn.attention import Chunk, float64, residual, total
+from mhalearn.attention import Chunk, float64, gathered, residual, total
+from mhalearn.devices import anywhere
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
 from mhalearn.outcome import Outcome, Solution, Trace
@@ -107,6 +108,8 @@ def batches(problem: Problem, n_heads: int) -> Chunk:
     """The problem's examples cut for gradients, which need less room than normal equations."""
     if problem.data.weight.shape[0] == 1:
         return problem.data
+    if problem.devices > 1:
+        return gathered(problem.data, n_heads, problem.devices)
     k, d = problem.k, problem.d
     n = math.prod(problem.data.weight.shape[:2])
     flat = jax.tree.map(lambda leaf: leaf.reshape(n, *leaf.shape[2:]), problem.data)
@@ -208,7 +211,7 @@ def descend_in_blocks(
         run.keep(student, loss)
         if gain < least_gain:
             break
-        quick = time.perf_counter() - began < _SECONDS
+        quick = not anywhere(time.perf_counter() - began >= _SECONDS)
         block = 2 * block if quick else max(_LEAST_BLOCK, block // 2)
     return Descent(student, loss, True)
 

@@ -37,22 +37,29 @@ def guarded(command: Callable[P, int]) -> Callable[P, int]:
         name = command.__name__.rstrip("_")  # import is a keyword: its function is import_
         try:
             return command(*args, **kwargs)
-        except KeyboardInterrupt as stop:
-            saved = stop.saved if isinstance(stop, Stopped) else None
-            known = f"best layer so far saved to {saved}" if saved else "no layer saved"
-            return say(f"interrupted; {known}", Exit.INTERRUPTED, name)
-        except ValueError as error:
-            return say(str(error), Exit.BAD_INPUT, name)
-        except OSError as error:
-            return say(_why(error), Exit.BROKEN, name)
-        except MemoryError:
-            return say("out of memory: use fewer examples or a smaller layer", Exit.BROKEN, name)
-        except RuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):  # how XLA says that memory ran out
-                raise
-            return say("out of memory: use fewer examples or a smaller layer", Exit.BROKEN, name)
+        except (KeyboardInterrupt, Exception) as error:
+            from mhalearn.cli.together import part
+
+            part(error, name)
+            return explain(error, name)
 
     return guard
+
+
+def explain(error: BaseException, name: str) -> Exit:
+    """One line about what went wrong, and its exit code; what should not happen is raised again."""
+    if isinstance(error, KeyboardInterrupt):
+        saved = error.saved if isinstance(error, Stopped) else None
+        known = f"best layer so far saved to {saved}" if saved else "no layer saved"
+        return say(f"interrupted; {known}", Exit.INTERRUPTED, name)
+    if isinstance(error, ValueError):
+        return say(str(error), Exit.BAD_INPUT, name)
+    if isinstance(error, OSError):
+        return say(_why(error), Exit.BROKEN, name)
+    # RESOURCE_EXHAUSTED: how XLA says that memory ran out.
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+        return say("out of memory: use fewer examples or a smaller layer", Exit.BROKEN, name)
+    raise error
 
 
 def say(message: str, code: Exit, command: str = "") -> Exit:

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 def fit(estimator: Any, examples: Examples, out: Path | None) -> Any:
     """Fit behind the live line. On Ctrl-C the best layer so far is saved."""
+    from mhalearn.devices import anywhere, is_first, n_processes
     from mhalearn.terminal import Progress
 
-    with _ctrl_c() as asked, Progress() as progress:
+    # Processes of one run stop at the same event, or some would wait for the others.
+    alone = n_processes() == 1
+    with _ctrl_c(alone) as asked, Progress(enabled=is_first()) as progress:
 
         def on_event(event: Event) -> None:
             # An interrupt that arrives inside a destructor or a callback is swallowed there.
-            if asked():
+            if anywhere(asked()):
                 raise KeyboardInterrupt
             progress.on_event(event)
 
@@ -33,20 +36,21 @@ def fit(estimator: Any, examples: Examples, out: Path | None) -> Any:
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the file is written in any case
             best = estimator.best_layer_so_far_()
-            if best is None or out is None:
+            if best is None or out is None or not is_first():
                 raise Stopped(None) from None
             best.replace(metadata={**best.metadata, "outcome": "interrupted"}).save(out)
             raise Stopped(str(out)) from None
 
 
 @contextlib.contextmanager
-def _ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Remember that Ctrl-C was pressed, besides raising KeyboardInterrupt."""
+def _ctrl_c(at_once: bool) -> Iterator[Callable[[], bool]]:
+    """Remember that Ctrl-C was pressed, and raise KeyboardInterrupt at once or leave that."""
     pressed = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         pressed.append(number)
-        raise KeyboardInterrupt
+        if at_once:
+            raise KeyboardInterrupt
 
     try:
         before = signal.signal(signal.SIGINT, handle)

@@ -13,6 +13,7 @@ from mhalearn.cli.ending import Exit, Stopped, guarded
 from mhalearn.cli.fit import fit
 from mhalearn.cli.options import Json, Seed, check_outputs
 from mhalearn.cli.output import print_json, print_verdict, times
+from mhalearn.cli.together import meet
 
 commands = typer.Typer()
 
@@ -31,6 +32,7 @@ class Method(enum.StrEnum):
     "  mhalearn learn data/examples.safetensors --heads 3 --out layer.safetensors\n\n"
     "  mhalearn learn data.npz --report report.html --json > result.json\n\n"
     "  mhalearn learn shards/ --heads auto --checkpoint run.safetensors\n\n"
+    "  srun mhalearn learn shards/ --distributed --out layer.safetensors\n\n"
     "Exit code 0: recovered; 3: finished, not recovered; 2: bad input; 4: broken from outside; "
     "130: Ctrl-C, with the best layer so far in --out."
 )
@@ -69,6 +71,10 @@ def learn(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a report here (.html).")
     ] = None,
+    distributed: Annotated[
+        bool,
+        typer.Option("--distributed", help="One of many processes of a run: docs/many_hosts.md."),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Learn a layer from examples and certify it."""
@@ -77,6 +83,7 @@ def learn(
         raise ValueError(f"--max-seconds {max_seconds}: give a positive number of seconds")
     if resume and checkpoint is None:
         raise ValueError("--resume needs --checkpoint FILE, the file to continue from")
+    speaking = meet() if distributed else True
     check_outputs(examples, out=out, report=report, checkpoint=checkpoint)
 
     import mhalearn as mha
@@ -99,17 +106,20 @@ def learn(
     try:
         fit(estimator, data, out)
     except Stopped as stopped:
-        if as_json:
+        if as_json and speaking:
             print_json(
                 {"interrupted": True, "outcome": None, "recovered": False, "layer": stopped.saved}
             )
         raise
+    recovered = estimator.outcome_ is mha.Outcome.RECOVERED
+    code = Exit.DONE if recovered else Exit.NOT_RECOVERED
+    if not speaking:
+        return code
     if out is not None:
         estimator.layer_.save(out)
     if report is not None:
         mha.write_report(estimator, report)
     solution, certificate = estimator.solution_, estimator.certificate_
-    recovered = solution.outcome is mha.Outcome.RECOVERED
     seconds = time.monotonic() - began
     if as_json:
         print_json(
@@ -141,7 +151,7 @@ def learn(
         if report is not None:
             facts["report"] = str(report)
         print_verdict(solution.outcome.name, solution.reason, facts | {"seconds": f"{seconds:.1f}"})
-    return Exit.DONE if recovered else Exit.NOT_RECOVERED
+    return code
 
 
 def _heads(text: str) -> int | Literal["auto"]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mhalearn import storage
+from mhalearn import devices, storage
 from mhalearn.examples.files import (
     KIND,
     REQUIRED,
@@ -29,10 +29,12 @@ from mhalearn.examples.sources import (
     Arrays,
     Block,
     Drawn,
+    Shares,
     Source,
-    View,
     check_examples,
     joined,
+    shared,
+    viewed,
 )
 from mhalearn.examples.survey import Survey, survey_blocks
 from mhalearn.inputs import Sampler, check_count, check_kind, check_shape
@@ -144,7 +146,26 @@ class Examples:
     @property
     def in_memory(self) -> bool:
         """Whether a pass over the examples reads or computes nothing."""
+        if isinstance(self._source, Shares):
+            return self._source.in_memory
         return isinstance(self._source, Arrays)
+
+    @property
+    def bounds(self) -> NDArray[np.int64]:
+        """The first example of each process, and their number: its own shards', or equal parts."""
+        if isinstance(self._source, Shares):
+            return self._source.bounds
+        count = devices.n_processes()
+        return np.arange(count + 1) * self.n // count
+
+    def mine(self) -> "Examples":
+        """The part of this process, which may be empty; read without the others."""
+        if isinstance(self._source, Shares):
+            return Examples._over(self._source.mine(), self.metadata)
+        first, end = self.bounds[devices.process() :][:2]
+        if (first, end) == (0, self.n):
+            return self
+        return Examples._over(viewed(self._source, np.arange(first, end)), self.metadata)
 
     def __len__(self) -> int:
         return self.n
@@ -178,18 +199,24 @@ class Examples:
 
     def arrays(self) -> Block:
         """X, Y and lengths of all examples, in memory."""
-        return next(self._chunks(self.n))
+        k, d, e = self._source.shape
+        none = Block(np.zeros((0, k, d)), np.zeros((0, k, e), self.y_dtype), np.zeros(0, np.int64))
+        return next(self._chunks(max(1, self.n)), none)
 
     def subset(self, indices: Indices) -> "Examples":
         """Some of the examples, in memory, in the order asked for: a slice, numbers, or a mask.
 
-        Of examples that are not in memory, only the blocks that hold the chosen ones are read.
+        Of examples that are not in memory, only the blocks that hold the chosen ones are read. Of
+        those that many processes share, each holds its own, unless all take at most 64 MiB.
         """
         chosen = self._chosen("subset", indices)
         ascending, place = chosen, None
         if not _is_ascending(chosen):
             ascending, place = np.unique(chosen, return_inverse=True)
-        block = Examples._over(View(self._source, ascending), {}).arrays()
+        small = len(chosen) * self.k * (self.d + self.out_dim) <= _SMALL
+        if isinstance(self._source, Shares) and place is None and not small:
+            return Examples._over(self._source.view(chosen, keep=True), self.metadata)
+        block = Examples._over(viewed(self._source, ascending), {}).arrays()
         x, y, lengths = block if place is None else block.rows(place)
         return Examples(x, y, lengths if self.has_lengths else None, metadata=self.metadata)
 
@@ -204,7 +231,7 @@ class Examples:
             raise ValueError("view: choose each example once, in ascending order; or use subset")
         if self.in_memory or len(chosen) * self.k * (self.d + self.out_dim) <= _SMALL:
             return self.subset(chosen)
-        return Examples._over(View(self._source, chosen), self.metadata)
+        return Examples._over(viewed(self._source, chosen), self.metadata)
 
     def _chosen(self, asker: str, indices: Indices) -> NDArray[np.int64]:
         try:
@@ -223,7 +250,16 @@ class Examples:
 
     def survey(self) -> Survey:
         """Hashes and largest entries of all examples, in one pass."""
-        return survey_blocks(self._chunks(1024), self.n)
+        if not isinstance(self._source, Shares):
+            return survey_blocks(self._chunks(1024), self.n)
+        mine = self.mine()
+        survey = survey_blocks(mine._chunks(1024), mine.n)
+        hashes, input_hashes = (
+            devices.all_rows(survey.hashes),
+            devices.all_rows(survey.input_hashes),
+        )
+        largest = devices.all_rows(np.array([[survey.largest_x, survey.largest_y]])).max(axis=0)
+        return Survey(hashes, input_hashes, *largest.tolist())
 
     def hashes(self) -> NDArray[np.uint64]:
         """A 64-bit hash of each example's values; see `Survey`."""
@@ -292,12 +328,14 @@ def _is_ascending(chosen: NDArray[np.int64]) -> bool:
 def load_examples(path: str | Path) -> Examples:
     """Examples from a .safetensors or .npz file (arrays X, Y, lengths), or from a folder of shards.
 
-    Files are read at once; of a folder only the headers, and then one shard at a time.
+    Files are read at once; of a folder only the headers, and then one shard at a time. Under
+    `jax.distributed` all processes load a folder, and each reads shards of its own.
     """
     path = Path(path)
     if path.suffix not in (".safetensors", ".npz"):
         if os.path.isdir(path):
-            return Examples._over(*open_shards(path))
+            source, about = open_shards(path)
+            return Examples._over(shared(source), about)
         storage.check_file(path)
         raise ValueError(f"{storage.show(path)}: not a format of examples; {_SAVED}")
     if path.suffix == ".npz":

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mhalearn import devices
 from mhalearn.inputs import Sampler, Stream, block_size, draw_block, generator
 from mhalearn.interop import as_function
 from mhalearn.layer import check_array, check_inputs
@@ -129,20 +130,97 @@ class View:
     def __init__(self, source: Source, chosen: NDArray[np.int64]) -> None:
         home = np.searchsorted(source.starts, chosen, side="right") - 1
         blocks, first = np.unique(home, return_index=True)
-        self._source, self._chosen, self._blocks = source, chosen, blocks.tolist()
+        self._source, self._chosen, self.blocks = source, chosen, blocks.tolist()
         self.starts = [*first.tolist(), len(chosen)]
         self.shape, self.y_dtype = source.shape, source.y_dtype
         self.has_lengths = source.has_lengths
 
     def block(self, index: int) -> Block:
-        return frozen(self._source.block(self._blocks[index]).rows(self._rows(index)))
+        return frozen(self._source.block(self.blocks[index]).rows(self._rows(index)))
 
     def lengths(self, index: int) -> NDArray[np.int64]:
-        return self._source.lengths(self._blocks[index])[self._rows(index)]
+        return self._source.lengths(self.blocks[index])[self._rows(index)]
 
     def _rows(self, index: int) -> NDArray[np.int64]:
         chosen = self._chosen[self.starts[index] : self.starts[index + 1]]
-        return chosen - self._source.starts[self._blocks[index]]
+        return chosen - self._source.starts[self.blocks[index]]
+
+
+class Kept:
+    """The blocks of another source, held in memory once read."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._blocks: dict[int, Block] = {}
+        self.starts, self.shape, self.y_dtype = source.starts, source.shape, source.y_dtype
+        self.has_lengths = source.has_lengths
+
+    def block(self, index: int) -> Block:
+        if index not in self._blocks:
+            self._blocks[index] = self._source.block(index)
+        return self._blocks[index]
+
+    def lengths(self, index: int) -> NDArray[np.int64]:
+        if index in self._blocks:
+            return self._blocks[index].lengths
+        return self._source.lengths(index)
+
+
+class Shares:
+    """Blocks that belong to processes: one is read by its owner alone, and brought to all.
+
+    Owners ascend with the blocks, so that the examples of a process are consecutive. All processes
+    must read the same blocks in the same order; `mine` is what each may read by itself.
+    """
+
+    def __init__(self, source: Source, owners: list[int]) -> None:
+        self._source, self._owners = source, owners
+        self._lengths: dict[int, NDArray[np.int64]] = {}
+        self.starts, self.shape, self.y_dtype = source.starts, source.shape, source.y_dtype
+        self.has_lengths = source.has_lengths
+        of_blocks = np.searchsorted(owners, np.arange(devices.n_processes() + 1))
+        self.bounds = np.array(source.starts)[of_blocks]  # a process's first example, and the end
+
+    @property
+    def in_memory(self) -> bool:
+        return isinstance(self._source, Kept)
+
+    def block(self, index: int) -> Block:
+        owner = self._owners[index]
+        mine = self._source.block(index) if owner == devices.process() else None
+        return frozen(Block(*devices.from_owner(owner, mine)))
+
+    def lengths(self, index: int) -> NDArray[np.int64]:
+        if not self.has_lengths:
+            return self._source.lengths(index)
+        if index not in self._lengths:
+            owner = self._owners[index]
+            mine = [self._source.lengths(index)] if owner == devices.process() else None
+            self._lengths[index] = devices.from_owner(owner, mine)[0]
+        return self._lengths[index]
+
+    def view(self, chosen: NDArray[np.int64], *, keep: bool = False) -> "Shares":
+        view = View(self._source, chosen)
+        owners = [self._owners[block] for block in view.blocks]
+        return Shares(Kept(view) if keep else view, owners)
+
+    def mine(self) -> Source:
+        """What this process owns; it may be nothing."""
+        first, end = self.bounds[devices.process() :][:2]
+        return View(self._source, np.arange(first, end))
+
+
+def shared(source: Source) -> Source:
+    """Blocks dealt out to processes, as equal in examples as blocks allow; one keeps them all."""
+    if devices.n_processes() == 1:
+        return source
+    middles = (np.array(source.starts[1:]) + source.starts[:-1]) / 2
+    owners = middles * devices.n_processes() // source.starts[-1]
+    return Shares(source, owners.astype(int).tolist())
+
+
+def viewed(source: Source, chosen: NDArray[np.int64]) -> Source:
+    return source.view(chosen) if isinstance(source, Shares) else View(source, chosen)
 
 
 def check_examples(x: ArrayLike, y: ArrayLike, lengths: ArrayLike | None) -> Block:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from mhalearn.devices import of_first
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
 from mhalearn.outcome import Outcome, Solution, Trace
@@ -22,7 +23,7 @@ class Choice:
 
     def offer(self, layer: AttentionLayer) -> None:
         wrong = (layer(self._x, self._lengths) - self._y)[self._inside]
-        loss = float(np.sum(wrong**2)) / self._energy
+        loss = of_first(float(np.sum(wrong**2)) / self._energy)
         if loss < self.loss:
             self.layer, self.loss = layer, loss
             self._trace.keep(layer, loss)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
+from mhalearn.devices import anywhere
 from mhalearn.newton.start import Scales
 from mhalearn.outcome import Trace
 from mhalearn.polish import NO_RIDGE, ROUNDING, Ridge, State, descend, freed, settled
@@ -75,7 +76,7 @@ def free(state: State, task: Task, *, stage: str, steps: int = _FREE_STEPS) -> S
         trace.emit(stage, step, best)
         if best < ROUNDING or settled(state).all():
             break
-        if trace.seconds - offered > _OFFER_SECONDS:
+        if anywhere(trace.seconds - offered > _OFFER_SECONDS):
             task.offer(state)
             offered = trace.seconds
     task.offer(state)

@@ -14,7 +14,7 @@ import optax
 from numpy.typing import NDArray
 
 from mhalearn._types import Array, Float
-from mhalearn.attention import Chunk, forward, in_float64
+from mhalearn.attention import Chunk, forward, in_float64, in_one_chunk
 from mhalearn.newton.continuation import ridge_at
 from mhalearn.newton.start import Scales
 from mhalearn.outcome import Trace
@@ -53,7 +53,7 @@ def slide(
     Trust: a heuristic.
     """
     s, m = theta.shape[:2]
-    data = jax.tree.map(lambda leaf: jnp.concatenate(list(leaf)), problem.data)
+    data = in_one_chunk(problem.data, problem.devices)
     w = jnp.zeros((s, m * problem.d + problem.bias, problem.out_dim))
     moving = (jnp.asarray(theta), w)
     walk = Walk(moving, jax.vmap(_ADAM.init)(moving), jnp.ones(s))

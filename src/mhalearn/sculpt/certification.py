@@ -16,6 +16,7 @@ from scipy.optimize import linprog
 
 from mhalearn._types import Array, Float
 from mhalearn.attention import in_float64
+from mhalearn.devices import spread_here
 from mhalearn.examples import Examples
 from mhalearn.layer import Float64
 from mhalearn.sculpt.passes import Lowest, Watcher, walk
@@ -108,8 +109,9 @@ def screen_pairs(
     pairs = np.array([(a, b) for a in range(k) for b in range(a)])
     lowest = Lowest(count)
     for part in walk(examples, most, watch):
-        scores = _pair_scores(jnp.asarray(part.x), jnp.asarray(part.y), jnp.asarray(total))
+        scores = _pair_scores(spread_here(part.x), spread_here(part.y), total)
         lowest.offer(np.asarray(scores), part)
+    lowest.merge()
     example, rest = np.divmod(lowest.places, k * len(pairs))
     row, which = np.divmod(rest, len(pairs))
     return fit_pairs(example, row, pairs[which], lowest.x, lowest.y, total)

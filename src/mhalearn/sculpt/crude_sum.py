@@ -8,6 +8,7 @@ import numpy as np
 
 from mhalearn._types import Array, Float
 from mhalearn.attention import in_float64
+from mhalearn.devices import spread_here, summed
 from mhalearn.examples import Examples
 from mhalearn.layer import Float64
 from mhalearn.sculpt.certification import screen_pairs
@@ -70,12 +71,13 @@ def estimate_projection_sum(examples: Examples, *, watch: Watcher | None = None)
     gram, right = np.zeros((2 * d, 2 * d)), np.zeros((2 * d, examples.out_dim))
     spread = np.zeros((examples.out_dim, examples.out_dim))
     for part in walk(examples, watch=watch):
-        parts = _moments(jnp.asarray(part.x), jnp.asarray(part.y))
+        parts = _moments(spread_here(part.x), spread_here(part.y))
         correlation += np.asarray(parts[0])
         gram += np.asarray(parts[1])
         right += np.asarray(parts[2])
         labels = part.y.reshape(-1, examples.out_dim)
         spread += labels.T @ labels
+    correlation, gram, right, spread = map(summed, (correlation, gram, right, spread))
     power = np.trace(gram[d:, d:]) / (n * k * d)  # mean squared entry of a token
     correlation /= n * k * max(power, 1e-300)
     regression = k * np.linalg.lstsq(gram, right, rcond=None)[0][:d].astype(np.float64)

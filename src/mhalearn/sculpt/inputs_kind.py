@@ -17,7 +17,7 @@ def recognise_inputs(examples: Examples) -> tuple[Kind, str]:
     and covariance I, over all tokens of an example; each within six standard errors.
     Trust: a test of moments; a distribution that shares them passes.
     """
-    x, _, _ = next(examples.chunks(_EXAMPLES))
+    x, _, _ = examples.subset(slice(0, _EXAMPLES)).arrays()
     flat = x.reshape(len(x), -1).astype(np.float64)
     n = len(flat)
     boolean = bool(np.all(np.abs(flat) == 1.0))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mhalearn.devices import anywhere
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.outcome import Outcome, Solution, Trace
@@ -196,7 +197,7 @@ def _watcher(stage: str, trace: Trace) -> Watcher:
     def watch(seen: int, of: int) -> None:
         nonlocal told
         _check_time(stage, trace)
-        if trace.seconds - told >= 1.0:
+        if anywhere(trace.seconds - told >= 1.0):
             told = trace.seconds
             trace.emit(stage, seen, of=of)
 

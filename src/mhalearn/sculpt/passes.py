@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from mhalearn import devices
 from mhalearn.examples import Examples
 
 # Rows (tokens of examples) handled at once; a few arrays of this many rows by e are alive.
@@ -27,19 +29,27 @@ Watcher = Callable[[int, int], None]
 def walk(
     examples: Examples, most: int | None = None, watch: Watcher | None = None
 ) -> Iterator[Part]:
-    """All examples in order, or the first `most`, padded to chunks of one shape."""
+    """All examples in order, or the first `most`, padded to chunks of one shape.
+
+    Processes that share the examples walk over their own, in as many steps as the slowest: what
+    they find is merged by `devices.summed` and `Lowest.merge`.
+    """
     n = examples.n if most is None else min(most, examples.n)
-    size = min(n, max(1, _ROWS // examples.k))
-    start = 0
-    for x, y, _ in examples.chunks(size):
-        count = min(len(x), n - start)
+    many = jax.local_device_count()
+    size = many * -(-min(n, max(1, _ROWS // examples.k)) // many)
+    bounds = np.minimum(examples.bounds, n)
+    start, end = bounds[devices.process() :][:2].tolist()
+    steps = -(-int(np.diff(bounds).max()) // size)
+    chunks = examples.mine().chunks(size)
+    none = [np.zeros((0, examples.k, width)) for width in (examples.d, examples.out_dim)]
+    for step in range(steps):
+        x, y = next(chunks)[:2] if start < end else none
+        count = min(len(x), end - start)
         padding = ((0, size - count), (0, 0), (0, 0))
         yield Part(start, np.pad(x[:count], padding), np.pad(y[:count].astype(np.float64), padding))
         start += count
         if watch is not None:
-            watch(start, n)
-        if start >= n:
-            return
+            watch(min(n, (step + 1) * size * devices.n_processes()), n)
 
 
 class Lowest:
@@ -49,7 +59,7 @@ class Lowest:
         self._count = count
         self.values = np.zeros(0)
         self.places = np.zeros(0, np.int64)  # counted through all numbers of the pass
-        self.x = self.y = np.zeros((0, 0, 0))
+        self.x = self.y = np.zeros((0, 0, 0))  # of no example yet
 
     def offer(self, values: NDArray[np.float64], part: Part) -> None:
         """Take what is low enough; every example of the part has as many numbers."""
@@ -65,4 +75,14 @@ class Lowest:
         places = np.concatenate([self.places, here + part.start * each])
         order = np.argsort(found, kind="stable")[: self._count]
         self.values, self.places = found[order], places[order]
+        self.x, self.y = x[order], y[order]
+
+    def merge(self) -> None:
+        """Take in what the other processes found, as if one had walked over all examples."""
+        if devices.n_processes() == 1:
+            return
+        found = (self.values, self.places, self.x, self.y)
+        values, places, x, y = map(devices.all_rows, found)
+        order = np.lexsort((places, values))[: self._count]
+        self.values, self.places = values[order], places[order]
         self.x, self.y = x[order], y[order]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mhalearn._types import Array, Float, Int
 from mhalearn.attention import in_float64
+from mhalearn.devices import spread_here
 from mhalearn.examples import Examples
 from mhalearn.layer import Float64
 from mhalearn.sculpt.passes import Lowest, Watcher, walk
@@ -61,8 +62,9 @@ def large_margin_rows(
     """
     k, largest = examples.k, Lowest(8 * count)
     for part in walk(examples, watch=watch):
-        margins, _ = _margins(jnp.asarray(part.x), jnp.asarray(proxy))
+        margins, _ = _margins(spread_here(part.x), proxy)
         largest.offer(-np.asarray(margins), part)
+    largest.merge()
     x, y, row = largest.x, largest.y, largest.places % k
     each = np.arange(len(row))
     first = np.asarray(_margins(jnp.asarray(x), jnp.asarray(proxy))[1])[each, row]
