@@ -36,7 +36,7 @@ def is_first() -> bool:
     return process() == 0
 
 
-def how_many(work: float) -> int:
+def how_many(work: int) -> int:
     """Devices to spread examples over: all of all processes, or one where that would not pay.
 
     work: multiplications in a forward pass over the examples.

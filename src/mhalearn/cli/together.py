@@ -19,7 +19,7 @@ _DEAD = "MHALEARN_HEARTBEAT_SECONDS"
 _LATE = "MHALEARN_JOIN_SECONDS"
 _LOST = (
     "another process of this run died or cannot be reached: look at its last words; "
-    "the last checkpoint is intact, start all processes again with --resume"
+    "a checkpoint, if one was asked for, is intact: start all again, with --resume"
 )
 # How collectives and the coordinator say that somebody is gone.
 _SIGNS = ("gloo", "nccl", "coordination service", "distributed service", "socket closed")
@@ -33,7 +33,7 @@ def meet() -> bool:
     _join()
     from mhalearn.devices import is_first
 
-    _exit_on_abort()
+    _exit_on_abort(_LOST)
     return is_first()
 
 
@@ -83,13 +83,20 @@ def _join() -> None:
             raise ValueError(f"--distributed: {_PLACE[0]}={address}: give host:port")
         options = {"coordinator_address": address, "process_id": int(number)}
         options["num_processes"] = int(count)
+    late = _seconds(_LATE, 300)
+    where = f" at {given[_PLACE[0]]}" if options else ""
+    _exit_on_abort(
+        f"--distributed: the processes did not meet{where} within {late} s: check that all were "
+        f"started and reach the first one's port; {_LATE} gives them longer"
+    )
     try:
         jax.distributed.initialize(
             **options,
-            initialization_timeout=_seconds(_LATE, 300),
+            initialization_timeout=late,
             heartbeat_timeout_seconds=_seconds(_DEAD, 30),
         )
     except ValueError:
+        _handlers.clear()
         raise ValueError(
             f"--distributed: neither Slurm, Open MPI nor Kubernetes started this process; set "
             f"{', '.join(_PLACE)}"
@@ -119,7 +126,7 @@ def _is_lost(error: BaseException) -> bool:
     return isinstance(error, ValueError | RuntimeError) and any(sign in said for sign in _SIGNS)
 
 
-def _exit_on_abort() -> None:
+def _exit_on_abort(last_words: str) -> None:
     """JAX aborts when the coordinator or a heartbeat is gone: say so, and end with our own code.
 
     The handler is C's: one of Python's would wait for a main thread that waits for the dead.
@@ -127,7 +134,7 @@ def _exit_on_abort() -> None:
     who = _who("learn")
 
     def handle(number: int) -> None:
-        _leave(say(_LOST, Exit.BROKEN, who))
+        _leave(say(last_words, Exit.BROKEN, who))
 
     _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(handle))
     with contextlib.suppress(AttributeError, OSError):  # no C library to ask
