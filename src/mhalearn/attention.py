@@ -63,10 +63,17 @@ class Pattern(NamedTuple):
     means: Float[Array, "b k m d"]
 
 
-def total(function: Callable[[Chunk], Any], data: Chunk) -> Any:
-    """Sum a function of a chunk over all chunks. Memory: that of one chunk."""
+def total(function: Callable[[Chunk], Any], data: Chunk, devices: int = 1) -> Any:
+    """Sum a function of a chunk over all chunks. Memory: that of one chunk.
+
+    devices: over how many the examples are spread. Known, each sums its own chunks, and sums are
+    exchanged once and not after every chunk.
+    """
     if data.tokens.shape[0] == 1:
         return function(jax.tree.map(lambda leaf: leaf[0], data))
+    if devices > 1:
+        sums = total(partial(_by_device, function, devices), data)
+        return jax.tree.map(lambda leaf: leaf.sum(axis=0), sums)
     chunk = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data)
     zeros = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, chunk)
@@ -76,6 +83,13 @@ def total(function: Callable[[Chunk], Any], data: Chunk) -> Any:
         return jax.tree.map(jnp.add, sums, function(chunk)), None
 
     return jax.lax.scan(add, zeros, data)[0]
+
+
+def _by_device(function: Callable[[Chunk], Any], devices: int, chunk: Chunk) -> Any:
+    def cut(leaf: Array) -> Array:
+        return leaf.reshape(devices, leaf.shape[0] // devices, *leaf.shape[1:])
+
+    return jax.vmap(function)(jax.tree.map(cut, chunk))
 
 
 def gathered(data: Chunk, n_heads: int, devices: int = 1) -> Chunk:
