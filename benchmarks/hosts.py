@@ -3,10 +3,11 @@
     python benchmarks/hosts.py           measure what results/hosts.json lacks, write the tables
     python benchmarks/hosts.py --table   write the tables of docs/many_hosts.md from the JSON
 
-Two things are timed, each the best of five (the cores may have other work; the load is kept): a Gauss-Newton step of dense heads, and a gradient
-over all examples of many narrow heads. Forced devices share the cores of one process, so they show
-what spreading costs; two processes show what a second one gains. "summed" is what the compiled
-gradient exchanges, counted in its HLO, beside the size of the factors, which is what it should be.
+Two things are timed, each the best of five, with the machine's load beside it: a Gauss-Newton step
+of dense heads, and a gradient over all examples of many narrow heads. Forced devices share the
+cores of one process, so they show what spreading costs; two processes show what a second one gains.
+"summed" is what the compiled gradient exchanges, counted in its HLO, beside the size of the
+factors, which is what it should be.
 """
 
 import argparse

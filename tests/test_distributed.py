@@ -273,10 +273,9 @@ def test_ctrl_c_in_one_process_stops_both_and_saves_the_best_layer(cache, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["adam", "lbfgs", "linear"])
-def test_two_processes_run_the_baselines_like_one(cache, tmp_path, method):
+def test_two_processes_run_adam_like_one(cache, tmp_path):
     write_shards(tmp_path / "s")
-    run = Run(cache, tmp_path, tmp_path / "s", "--heads", "2", "--method", method)
+    run = Run(cache, tmp_path, tmp_path / "s", "--heads", "2", "--method", "adam")
     (_, out, err), _ = run.end()
     assert json.loads(out)["recovered"], err
     learned = mha.load_layer(run.folders[0] / "l.safetensors")
