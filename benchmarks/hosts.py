@@ -39,7 +39,7 @@ DOC = Path(__file__).parent.parent / "docs" / "many_hosts.md"
 # (processes, devices of each)
 PLACES = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 1)]
 REPEATS = 5
-EXAMPLES = {"dense": 64, "narrow": 64}  # strong scaling; weak has as many a device
+EXAMPLES = {"dense": 128, "narrow": 64}  # strong scaling; weak has as many a device
 # Heads, features, rank of the heads; tokens and examples of a run on paper.
 LAYERS = {"384 wide": (12, 384, 32), "4096 wide": (32, 4096, 128)}
 GPUS, TOKENS, ON_PAPER = 64, 16, 65_536
