@@ -24,7 +24,7 @@ _LOST = (
 # How collectives and the coordinator say that somebody is gone.
 _SIGNS = ("gloo", "nccl", "coordination service", "distributed service", "socket closed")
 _GRACE = 1.0
-_handlers: list[Any] = []  # of a process that has met others; C calls it, so it must stay
+_handlers: list[Any] = []  # C calls them, so they must stay
 
 
 def meet() -> bool:
@@ -42,9 +42,11 @@ def part(error: BaseException, command: str) -> None:
 
     Returns where there are no others, and where all stop together: after Ctrl-C.
     """
-    if not _handlers:
+    if not _handlers or isinstance(error, KeyboardInterrupt):
         return
-    if isinstance(error, KeyboardInterrupt):
+    import jax
+
+    if not jax.distributed.is_initialized():
         return
     if _is_lost(error):
         _leave(say(_LOST, Exit.BROKEN, _who(command)))
@@ -96,7 +98,6 @@ def _join() -> None:
             heartbeat_timeout_seconds=_seconds(_DEAD, 30),
         )
     except ValueError:
-        _handlers.clear()
         raise ValueError(
             f"--distributed: neither Slurm, Open MPI nor Kubernetes started this process; set "
             f"{', '.join(_PLACE)}"
