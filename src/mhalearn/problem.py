@@ -33,11 +33,7 @@ class Problem:
     y_scale: float
     rows: int  # rows that count
     energy: float  # sum of squared scaled labels over those rows
-
-    @property
-    def devices(self) -> int:
-        """How many devices the examples are spread over."""
-        return len(self.data.weight.sharding.device_set)
+    devices: int = 1  # over which the examples are spread
 
     @property
     def query_dim(self) -> int:
@@ -130,6 +126,7 @@ def make_problem(
         y_scale=y_scale,
         rows=int(rows),
         energy=float(jnp.sum((data.labels * data.weight[..., None]) ** 2)),
+        devices=over,
     )
 
 
