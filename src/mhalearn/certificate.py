@@ -237,11 +237,11 @@ def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
     for x, y, lengths in examples.chunks(1024):
         inside = (np.arange(examples.k) < lengths[:, None])[..., None]
         y64 = y.astype(np.float64)
-        difference = np.where(inside, layer(x, lengths) - y64, 0.0)
+        outputs, terms = layer.outputs_and_sizes(x, lengths)
+        difference = np.where(inside, outputs - y64, 0.0)
         known = np.where(inside, y64, 0.0)
         wrong.append(np.sum(difference**2, axis=(1, 2)))
         energy.append(np.sum(known**2, axis=(1, 2)))
-        terms = layer.term_sizes(x, lengths)
         own.append(np.sum(terms**2, axis=(1, 2)))
         columns += [np.sum(part**2, axis=(0, 1)) for part in (difference, known, terms)]
         rows += int(inside.sum())

@@ -16,11 +16,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from mhalearn import storage
 from mhalearn._types import Array, Float
-from mhalearn.attention import Chunk, attend, forward, in_float64, stacked_heads, tangent
+from mhalearn.attention import (
+    Chunk,
+    attend,
+    compiled,
+    forward,
+    in_float64,
+    on_device,
+    stacked_heads,
+    tangent,
+)
 
 Float64 = NDArray[np.float64]
 
-# Doubles held at once while a layer is applied: 64 MiB.
+# Doubles held at once while a layer is applied: 64 MiB on a CPU.
 _WORKSPACE = 2**23
 
 # How the tensors of a layer's file that are factors begin.
@@ -129,22 +138,27 @@ class AttentionLayer:
 
         Cost: O(n m k d (d + k + e)) time; memory beside X and Y bounded by a fixed workspace.
         """
-        return self._apply(_outputs, x, lengths)
+        return self._apply(_outputs, self.out_dim, x, lengths)
 
-    def term_sizes(self, x: ArrayLike, lengths: ArrayLike | None = None) -> Float64:
-        """Outputs with every summand's absolute value: what is rounded, however much it cancels."""
-        return self._apply(_term_sizes, x, lengths)
+    def outputs_and_sizes(
+        self, x: ArrayLike, lengths: ArrayLike | None = None
+    ) -> tuple[Float64, Float64]:
+        """Outputs, and the same with every summand's absolute value: what is rounded, however much
+        it cancels."""
+        both = self._apply(_outputs_and_sizes, 2 * self.out_dim, x, lengths)
+        outputs, sizes = np.split(both, 2, axis=-1)
+        return outputs, sizes
 
     @in_float64
     def _apply(
-        self, function: Callable[..., Array], x: ArrayLike, lengths: ArrayLike | None
+        self, function: Callable[..., Array], width: int, x: ArrayLike, lengths: ArrayLike | None
     ) -> Float64:
         tokens, lengths = check_inputs(x, self.d, lengths)
         n, k, d = tokens.shape
         per_example = k * (self.n_heads * (2 * k + 3 * d) + 2 * d + self.out_dim)
-        size = min(_power_of_two_above(n), max(1, _WORKSPACE // per_example))
+        size = min(_chunk_size(n), max(1, on_device(_WORKSPACE) // per_example))
         theta, w = jnp.asarray(self.query_theta), jnp.asarray(self.stacked_w)
-        outputs = np.empty((n, k, self.out_dim))
+        outputs = np.empty((n, k, width))
         for start in range(0, n, size):
             part = slice(start, start + size)
             chunk = make_chunk(
@@ -167,15 +181,9 @@ class AttentionLayer:
         """
         attention = self.query_theta
         norms = np.linalg.norm(self.w, axis=(1, 2))
-        apart = tolerance * np.linalg.norm(attention, axis=(1, 2)).max()
-        groups: list[list[int]] = []
-        for i in np.argsort(-norms, kind="stable"):
-            for group in groups:
-                if np.linalg.norm(attention[i] - attention[group[0]]) <= apart:
-                    group.append(int(i))
-                    break
-            else:
-                groups.append([int(i)])
+        apart = np.stack([np.linalg.norm(attention - one, axis=(1, 2)) for one in attention])
+        largest = np.linalg.norm(attention, axis=(1, 2)).max()
+        groups = group_heads(apart, norms, tolerance * largest)
         # The member with the largest W is the one whose attention the examples see best.
         merged = [(group[0], self.w[group].sum(axis=0)) for group in groups]
         sizes = np.array([np.linalg.norm(w) for _, w in merged])
@@ -234,21 +242,35 @@ def load_layer(path: str | Path) -> AttentionLayer:
         raise ValueError(f"{storage.show(path)}: {error}") from None
 
 
-@jax.jit
+def group_heads(apart: Float64, sizes: Float64, near: float) -> list[list[int]]:
+    """Heads whose distance `apart` from the largest of a group is at most `near`, largest first."""
+    groups: list[list[int]] = []
+    for i in np.argsort(-sizes, kind="stable").tolist():
+        for group in groups:
+            if apart[i, group[0]] <= near:
+                group.append(i)
+                break
+        else:
+            groups.append([i])
+    return groups
+
+
+@compiled
 def _outputs(
     theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
 ) -> Float[Array, "b k e"]:
     return forward(theta, w, chunk)
 
 
-@jax.jit
-def _term_sizes(
+@compiled
+def _outputs_and_sizes(
     theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
-) -> Float[Array, "b k e"]:
+) -> Float[Array, "b k f"]:
     m, _, d = theta.shape
     at = tangent(attend(theta, chunk).p, stacked_heads(w, m, d), chunk)
     sizes = jnp.einsum("brmj,bmje->bre", at.p, jnp.abs(at.values))
-    return sizes + jnp.abs(chunk.constant * chunk.weight[..., None]) @ jnp.abs(w[m * d :])
+    sizes += jnp.abs(chunk.constant * chunk.weight[..., None]) @ jnp.abs(w[m * d :])
+    return jnp.concatenate([forward(theta, w, chunk), sizes], axis=-1)
 
 
 def make_chunk(
@@ -340,5 +362,8 @@ def _parameter(name: str, value: ArrayLike, ndim: int) -> Float64:
     return array
 
 
-def _power_of_two_above(n: int) -> int:
+def _chunk_size(n: int) -> int:
+    """Of few values, so that programs are shared; few examples are all one to an accelerator."""
+    if jax.default_backend() != "cpu" and n <= 2048:
+        return 256
     return 1 << max(0, n - 1).bit_length()

@@ -203,10 +203,28 @@ def polish(
 def polish_on(
     examples: Examples, layer: AttentionLayer, trace: Trace, *, bias: bool, head_dim: int | None
 ) -> tuple[AttentionLayer, float]:
-    """`polish` on examples, by the heads' factors where there are many narrow heads."""
+    """`polish` on examples, by the heads' factors where there are many narrow heads.
+
+    Such heads that already fit to rounding are left as they are.
+    """
     narrow = is_narrow(layer.n_heads, layer.d, head_dim)
+    if narrow:
+        loss = relative_loss(layer, examples)
+        if loss < ROUNDING:
+            return layer, loss
     problem = make_problem(examples, layer.n_heads, bias=bias, causal=layer.causal, narrow=narrow)
     if not narrow or head_dim is None or problem.energy == 0.0:
         return polish(layer, problem, trace, head_dim=head_dim)
     heads, loss = polish_heads(to_heads(layer, problem, head_dim), problem, trace, stage="polish")
     return to_layer(heads, problem), loss
+
+
+def relative_loss(layer: AttentionLayer, examples: Examples) -> float:
+    """|Y - F|^2 over |Y|^2. Memory: that of one chunk of examples."""
+    wrong = energy = 0.0
+    for x, y, lengths in examples.chunks(1024):
+        inside = np.arange(examples.k) < lengths[:, None]
+        labels = y[inside].astype(np.float64)
+        wrong += float(np.sum((layer(x, lengths)[inside] - labels) ** 2))
+        energy += float(np.sum(labels**2))
+    return wrong / (energy or 1.0)

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from mhalearn.attention import Chunk, in_float64
+from mhalearn.attention import Chunk, in_float64, on_device
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, make_chunk
 
-# Doubles a chunk's largest intermediate may hold: 128 MiB.
+# Doubles a chunk's largest intermediate may hold: 128 MiB on a CPU.
 WORKSPACE = 2**24
 
 
@@ -92,7 +92,7 @@ def make_problem(
     if narrow:
         widest = n_heads * (k + 2 * d + out_dim)
     padded = _few_bits_above(n)
-    chunks = -(-padded * k * widest // WORKSPACE)
+    chunks = -(-padded * k * widest // on_device(WORKSPACE))
     size = -(-padded // chunks)
     parts = [
         make_chunk(

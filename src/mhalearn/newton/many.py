@@ -6,19 +6,26 @@ or become copies of another: the canonical form merges them and tells the number
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from numpy.typing import NDArray
 
 from mhalearn._types import Array, Float
-from mhalearn.attention import Chunk, in_float64
+from mhalearn.attention import Chunk, compiled, in_float64, total
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
-from mhalearn.narrow import NarrowHeads, apply_heads, polish_heads, to_heads, to_layer
+from mhalearn.narrow import (
+    NarrowHeads,
+    apply_heads,
+    in_single,
+    merge_heads,
+    polish_heads,
+    to_heads,
+    to_layer,
+)
 from mhalearn.newton.choice import Choice, split_for_choice
 from mhalearn.outcome import Outcome, Solution, Trace
 from mhalearn.problem import Problem, make_problem
@@ -117,13 +124,8 @@ def learn_many(
     heads = fade(heads, problem, trace, _STEPS * (attempt + 1), rng, stage=stage)
     if not all(np.isfinite(part).all() for part in heads):
         return None
-    layer = to_layer(heads, problem).canonical(tolerance=_MERGED)
-    if n_heads is not None and layer.n_heads > n_heads:  # ordered by decreasing |W|
-        vectors = None if layer.key_vector is None else layer.key_vector[:n_heads]
-        kept = layer.theta[:n_heads], layer.w[:n_heads], vectors
-        layer = AttentionLayer(*kept, layer.out_bias, layer.causal)
-    trace.emit(stage, detail=f"{layer.n_heads} of {student} heads are distinct")
-    heads = to_heads(layer, problem, head_dim)
+    heads = merge_heads(heads, _MERGED, most=n_heads)
+    trace.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
     heads, _ = polish_heads(heads, part, trace, stage=f"{stage}, polish")
     return to_layer(heads, problem)
 
@@ -163,10 +165,9 @@ def fade(
     stage: str,
 ) -> NarrowHeads:
     """Adam in single precision on random examples, while the penalty fades."""
-    single = partial(jax.tree.map, lambda a: jnp.asarray(np.asarray(a), _single(np.asarray(a))))
-    data = jax.tree.map(lambda leaf: np.concatenate(list(np.asarray(leaf))), problem.data)
-    there = np.flatnonzero(data.weight.any(axis=1))
-    data, heads = single(data), single(heads)
+    data = jax.tree.map(_one_chunk, in_single(problem.data))
+    there = np.flatnonzero(np.asarray(data.weight).any(axis=1))
+    heads = in_single(heads)
     batch = min(len(there), _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH)
     first = _critical_penalty(problem)
     walk = Walk(heads, _ADAM.init(heads), jnp.ones(()))
@@ -183,6 +184,10 @@ def fade(
     return walk.heads
 
 
+def _one_chunk(leaf: Array) -> Array:
+    return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
+
+
 @in_float64
 def _critical_penalty(problem: Problem) -> float:
     """The penalty up to which heads that attend evenly stay at zero.
@@ -190,14 +195,23 @@ def _critical_penalty(problem: Problem) -> float:
     With uniform attention the labels are x_mean C D, and zero is a minimum while the penalty is
     larger than the largest singular value of E[x_mean^T y] / E|y|^2.
     """
-    data = jax.tree.map(lambda leaf: np.concatenate(list(np.asarray(leaf))), problem.data)
-    even = data.allowed / data.allowed.sum(axis=-1, keepdims=True)
-    mean: NDArray[Any] = np.einsum("brj,bjd->brd", even, data.tokens) * data.weight[..., None]
-    correlation = np.einsum("brd,bre->de", mean, data.labels) / problem.energy
+    correlation = np.asarray(_correlation(problem.data)) / problem.energy
     return float(np.linalg.norm(correlation, 2))
 
 
-@jax.jit
+@compiled
+def _correlation(data: Chunk) -> Float[Array, "d e"]:
+    """Sum over rows of the token that even attention makes, times the label."""
+
+    def correlate(chunk: Chunk) -> Array:
+        even = chunk.allowed / jnp.sum(chunk.allowed, axis=-1, keepdims=True)
+        mean = jnp.einsum("brj,bjd->brd", even, chunk.tokens)
+        return jnp.einsum("brd,bre->de", mean * chunk.weight[..., None], chunk.labels)
+
+    return jnp.asarray(total(correlate, data))
+
+
+@compiled
 def _advance(
     walk: Walk, data: Chunk, mean_square: Array, chosen: Array, penalty: Array, rate: Array
 ) -> Walk:
@@ -216,7 +230,3 @@ def _advance(
         return Walk(heads, memory, loss), None
 
     return jax.lax.scan(step, walk, (chosen, penalty, rate))[0]
-
-
-def _single(array: NDArray[Any]) -> Any:
-    return np.float32 if np.issubdtype(array.dtype, np.floating) else array.dtype
