@@ -13,10 +13,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import beta, norm
 
+from mhalearn._types import Array, Float
+from mhalearn.attention import Chunk, attend, compiled, forward, stacked_heads, tangent
 from mhalearn.examples import Examples, Survey
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.precision import label_precision
@@ -232,19 +235,17 @@ class Residuals:
 
 def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
     """Walk over the examples in chunks; memory of one chunk."""
-    wrong, energy, own, rows = [], [], [], 0
-    columns = np.zeros((3, examples.out_dim))
+    wrong: list[Float64] = []
+    energy: list[Float64] = []
+    own: list[Float64] = []
+    rows, columns = 0, np.zeros((3, examples.out_dim))
     for x, y, lengths in examples.chunks(1024):
-        inside = (np.arange(examples.k) < lengths[:, None])[..., None]
-        y64 = y.astype(np.float64)
-        outputs, terms = layer.outputs_and_sizes(x, lengths)
-        difference = np.where(inside, outputs - y64, 0.0)
-        known = np.where(inside, y64, 0.0)
-        wrong.append(np.sum(difference**2, axis=(1, 2)))
-        energy.append(np.sum(known**2, axis=(1, 2)))
-        own.append(np.sum(terms**2, axis=(1, 2)))
-        columns += [np.sum(part**2, axis=(0, 1)) for part in (difference, known, terms)]
-        rows += int(inside.sum())
+        for part, (each, of_columns) in layer.over_chunks(_residual_sums, x, lengths, y):
+            count = part.stop - part.start
+            for sums, found in zip((wrong, energy, own), each, strict=True):
+                sums.append(found[:count])
+            columns += of_columns
+        rows += int(lengths.sum())
     squared, labels, terms_of = np.concatenate(wrong), np.concatenate(energy), np.concatenate(own)
     precision = label_precision(examples)
     # Where labels vanish, the error stands for itself.
@@ -274,6 +275,20 @@ def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
         floor=precision.floor,
         exact=exact,
     )
+
+
+@compiled
+def _residual_sums(
+    theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
+) -> tuple[Float[Array, "3 b"], Float[Array, "3 e"]]:
+    """Squared residuals, labels, and sizes of the terms that labels are sums of: summed over each
+    example, and over each output column."""
+    m, _, d = theta.shape
+    at = tangent(attend(theta, chunk).p, stacked_heads(w, m, d), chunk)
+    sizes = jnp.einsum("brmj,bmje->bre", at.p, jnp.abs(at.values))
+    sizes += jnp.abs(chunk.constant * chunk.weight[..., None]) @ jnp.abs(w[m * d :])
+    parts = jnp.stack([forward(theta, w, chunk) - chunk.labels, chunk.labels, sizes]) ** 2
+    return jnp.sum(parts, axis=(2, 3)), jnp.sum(parts, axis=(1, 2))
 
 
 def _unseen(layer: AttentionLayer, examples: Examples, survey: Survey) -> tuple[Examples, int]:

@@ -5,7 +5,7 @@ F(X) = sum_i softmax(X Theta_i X^T + 1 (X v_i)^T) X W_i + 1 c^T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,10 @@ from mhalearn import storage
 from mhalearn._types import Array, Float
 from mhalearn.attention import (
     Chunk,
-    attend,
     compiled,
+    float64,
     forward,
-    in_float64,
     on_device,
-    stacked_heads,
-    tangent,
 )
 
 Float64 = NDArray[np.float64]
@@ -138,39 +135,44 @@ class AttentionLayer:
 
         Cost: O(n m k d (d + k + e)) time; memory beside X and Y bounded by a fixed workspace.
         """
-        return self._apply(_outputs, self.out_dim, x, lengths)
+        tokens, lengths = check_inputs(x, self.d, lengths)
+        outputs = np.empty((*tokens.shape[:2], self.out_dim))
+        for part, found in self.over_chunks(_outputs, tokens, lengths):
+            outputs[part] = found[: part.stop - part.start]
+        return outputs
 
-    def outputs_and_sizes(
-        self, x: ArrayLike, lengths: ArrayLike | None = None
-    ) -> tuple[Float64, Float64]:
-        """Outputs, and the same with every summand's absolute value: what is rounded, however much
-        it cancels."""
-        both = self._apply(_outputs_and_sizes, 2 * self.out_dim, x, lengths)
-        outputs, sizes = np.split(both, 2, axis=-1)
-        return outputs, sizes
+    def over_chunks(
+        self,
+        function: Callable[..., Any],
+        x: ArrayLike,
+        lengths: ArrayLike | None = None,
+        labels: NDArray[Any] | None = None,
+    ) -> Iterator[tuple[slice, Any]]:
+        """A compiled function of (theta, w, chunk) on all examples: which ones, and its arrays.
 
-    @in_float64
-    def _apply(
-        self, function: Callable[..., Array], width: int, x: ArrayLike, lengths: ArrayLike | None
-    ) -> Float64:
+        Memory: a fixed workspace. What the function returns may hold more examples than were asked
+        about: the last ones pad.
+        """
         tokens, lengths = check_inputs(x, self.d, lengths)
         n, k, d = tokens.shape
         per_example = k * (self.n_heads * (2 * k + 3 * d) + 2 * d + self.out_dim)
         size = min(_chunk_size(n), max(1, on_device(_WORKSPACE) // per_example))
-        theta, w = jnp.asarray(self.query_theta), jnp.asarray(self.stacked_w)
-        outputs = np.empty((n, k, width))
+        with float64():
+            theta, w = jnp.asarray(self.query_theta), jnp.asarray(self.stacked_w)
         for start in range(0, n, size):
-            part = slice(start, start + size)
-            chunk = make_chunk(
-                tokens[part],
-                lengths[part],
-                key_vector=self.key_vector is not None,
-                out_bias=self.out_bias is not None,
-                causal=self.causal,
-                size=size,
-            )
-            outputs[part] = np.asarray(function(theta, w, chunk))[: tokens[part].shape[0]]
-        return outputs
+            part = slice(start, min(start + size, n))
+            with float64():
+                chunk = make_chunk(
+                    tokens[part],
+                    lengths[part],
+                    key_vector=self.key_vector is not None,
+                    out_bias=self.out_bias is not None,
+                    causal=self.causal,
+                    labels=None if labels is None else labels[part],
+                    size=size,
+                )
+                result = jax.tree.map(np.asarray, function(theta, w, chunk))
+            yield part, result
 
     def canonical(self, *, tolerance: float = 1e-8) -> AttentionLayer:
         """Merge heads of equal attention, drop heads with zero W, order by decreasing norm of W.
@@ -260,17 +262,6 @@ def _outputs(
     theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
 ) -> Float[Array, "b k e"]:
     return forward(theta, w, chunk)
-
-
-@compiled
-def _outputs_and_sizes(
-    theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
-) -> Float[Array, "b k f"]:
-    m, _, d = theta.shape
-    at = tangent(attend(theta, chunk).p, stacked_heads(w, m, d), chunk)
-    sizes = jnp.einsum("brmj,bmje->bre", at.p, jnp.abs(at.values))
-    sizes += jnp.abs(chunk.constant * chunk.weight[..., None]) @ jnp.abs(w[m * d :])
-    return jnp.concatenate([forward(theta, w, chunk), sizes], axis=-1)
 
 
 def make_chunk(

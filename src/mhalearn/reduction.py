@@ -30,6 +30,8 @@ def reduce_heads(
     per_head = layer.d * (layer.d + layer.out_dim)
     for tolerance in _TOLERANCES:
         smaller = layer.canonical(tolerance=tolerance)
+        if smaller.n_heads == layer.n_heads:  # nor do tighter tolerances merge any
+            break
         if smaller.n_heads in tried:
             continue
         tried.add(smaller.n_heads)
