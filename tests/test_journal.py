@@ -1,0 +1,440 @@
+"""Nothing is lost: interrupted, killed or out of disk, a run goes on to the same layer."""
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import mhalearn as mha
+from mhalearn import journal as journals
+from mhalearn import storage
+from mhalearn.estimator import AttentionRegressor
+from mhalearn.examples import Examples
+from mhalearn.journal import Journal, generator_from, generator_words
+from mhalearn.layer import load_layer
+from mhalearn.newton import learner as newton
+from mhalearn.outcome import Outcome, Solution, Trace
+from mhalearn.teachers import random_layer
+
+SOURCE = Path(mha.__file__).parents[1]
+K, D = 4, 4
+TRUTH = random_layer(2, D, seed=3)
+X = mha.sample_inputs("gaussian", 60, K, D, seed=1)
+Y = TRUTH(X)
+NOISY = Y + 0.05 * np.random.default_rng(0).standard_normal(Y.shape)
+RUN = {"method": "newton", "random_state": 0, "examples": "abc"}
+SEEN = np.arange(3, dtype=np.uint64)
+
+
+def opened(path, run=RUN, resume=True):
+    return Journal.open(path, run, SEEN, resume=resume)
+
+
+def same_layer(one, other):
+    return (
+        np.array_equal(one.theta, other.theta)
+        and np.array_equal(one.w, other.w)
+        and np.array_equal(one.seen, other.seen)
+    )
+
+
+def refusal(path, run=RUN):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        opened(path, run)
+    assert len(str(caught.value).splitlines()) == 1
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+# The journal
+
+
+class Pair(NamedTuple):
+    a: np.ndarray
+    b: tuple
+
+
+def test_states_come_back_as_they_were(tmp_path):
+    path = tmp_path / "run.safetensors"
+    state = Pair(np.arange(3.0), (np.float32(2.5), {"c": np.zeros((0, 2)), "d": np.array([True])}))
+    one = opened(path)
+    one.record("stage", (7, 0.1, state))
+    one.record("numbers", {"x": np.array(3), "y": np.eye(2, dtype=np.float32)})
+    one.record("array", np.arange(4), now=True)
+    two = opened(path)
+    step, number, found = two.recall("stage", like=(0, 0.0, state))
+    assert (step, number) == (7, 0.1)
+    assert type(step) is int and type(number) is float  # noqa: PT018
+    assert isinstance(found, Pair)
+    for a, b in zip(found.a, state.a, strict=True):
+        assert a == b
+    assert found.b[0] == np.float32(2.5)
+    assert found.b[0].dtype == np.float32
+    assert found.b[1]["c"].shape == (0, 2)
+    assert two.recall("numbers")["x"] == 3
+    assert two.recall("numbers")["y"].dtype == np.float32
+    assert np.array_equal(two.recall("array"), np.arange(4))
+    assert two.recall("nothing") is None
+    assert two.records == 3
+
+
+def test_parts_of_a_stage_are_replaced_by_its_result(tmp_path):
+    journal = opened(tmp_path / "run.safetensors")
+    note = journal.noter("choice")
+    with journal.within("round"):
+        journal.record("part", np.zeros(1))
+        note({"loss": np.array(1.0)})
+        assert journal.recall("part") is not None
+        with journal.within("deeper"):
+            journal.record("part", np.zeros(1))
+    assert journal.begun("round")
+    assert not journal.begun("roun")
+    journal.record("round", np.ones(2), now=True)
+    again = opened(tmp_path / "run.safetensors")
+    assert set(again._states) == {"choice", "round"}
+    assert again.recall("choice") == {"loss": 1.0}
+
+
+def test_a_note_is_kept_with_the_next_state_only(tmp_path):
+    journal = opened(tmp_path / "run.safetensors")
+    journal.record("a", np.zeros(1), now=True)
+    journal.noter("note")(np.ones(1))
+    journal.flush()
+    assert opened(tmp_path / "run.safetensors").recall("note") is None
+    journal.record("a", np.zeros(1), now=True)
+    assert opened(tmp_path / "run.safetensors").recall("note") == np.ones(1)
+
+
+def test_work_is_done_once(tmp_path):
+    done = []
+
+    def work():
+        done.append(1)
+        return np.arange(3)
+
+    for _ in range(2):
+        journal = opened(tmp_path / "run.safetensors")
+        assert np.array_equal(journal.once("work", work), np.arange(3))
+    assert done == [1]
+
+
+def test_without_a_file_nothing_is_remembered():
+    journal = Journal()
+    journal.record("a", np.zeros(1), now=True)
+    journal.keep(TRUTH, 0.5)
+    journal.flush()
+    assert journal.recall("a") is None
+    assert not journal.begun("a")
+
+
+def test_a_closed_journal_keeps_the_best_layer_and_the_old_states(tmp_path):
+    path = tmp_path / "run.safetensors"
+    trace = Trace(max_seconds=1e-9)
+    trace.journal = opened(path)
+    with trace.journal.within("stage"):
+        trace.journal.record("part", np.zeros(1))
+        assert trace.expired
+        trace.journal.record("part", np.ones(1))
+    trace.journal.record("stage", np.ones(1))
+    trace.keep(TRUTH, 0.5)
+    trace.journal.flush()
+    again = opened(path)
+    assert set(again._states) == {"stage/part"}
+    assert again.recall("stage/part") == np.zeros(1)
+    assert np.array_equal(load_layer(path).theta, TRUTH.theta)
+
+
+def test_the_file_is_a_layer_once_there_is_one(tmp_path):
+    path = tmp_path / "run.safetensors"
+    journal = opened(path)
+    journal.record("a", np.zeros(1))
+    with pytest.raises(ValueError, match="holds 'journal'"):
+        load_layer(path)
+    layer = random_layer(2, D, key_vector=True, out_bias=True, seed=1)
+    journal.keep(layer, 0.25)
+    journal.flush()
+    for name in ("theta", "w", "key_vector", "out_bias"):
+        assert np.array_equal(getattr(load_layer(path), name), getattr(layer, name))
+    assert np.array_equal(load_layer(path).seen, SEEN)
+    assert load_layer(path).metadata["held_out_loss"] == "0.25"
+    best, error = opened(path).best
+    assert error == 0.25
+    assert np.array_equal(best.key_vector, layer.key_vector)
+
+
+def test_writes_are_few_unless_a_stage_has_ended(tmp_path, monkeypatch):
+    written = []
+    write = storage.write_tensors
+    monkeypatch.setattr(
+        storage, "write_tensors", lambda *arguments: (written.append(1), write(*arguments))
+    )
+    journal = opened(tmp_path / "run.safetensors")
+    for step in range(50):
+        journal.record("a", step)
+    assert len(written) == 1
+    journal.record("b", 1, now=True)
+    journal.flush()
+    assert len(written) == 2
+    monkeypatch.setattr(journals, "_SECONDS", 0.0)
+    monkeypatch.setattr(journals, "_SHARE", 0.0)
+    journal.record("a", 50)
+    assert len(written) == 3
+
+
+def test_a_solution_comes_back(tmp_path):
+    def solve():
+        return Solution(TRUTH, Outcome.STUCK, [], "phase 2: ünclear", loss=0.5)
+
+    for work in (solve, None):
+        trace = Trace()
+        trace.follow(opened(tmp_path / "run.safetensors"))
+        found = trace.once("solution", work)
+        assert found.outcome is Outcome.STUCK
+        assert (found.reason, found.loss) == ("phase 2: ünclear", 0.5)
+        assert np.array_equal(found.layer.w, TRUTH.w)
+
+
+def test_generators_go_on():
+    rng = np.random.default_rng([3, 5])
+    rng.integers(7, size=3)  # half a word is left over
+    other = generator_from(generator_words(rng))
+    for _ in range(3):
+        assert rng.integers(7) == other.integers(7)
+        assert rng.random() == other.random()
+        assert np.array_equal(rng.normal(size=3), other.normal(size=3))
+
+
+# Files that are not what they should be
+
+
+def test_another_run_is_refused_by_name(tmp_path):
+    path = tmp_path / "run.safetensors"
+    opened(path).record("a", np.zeros(1), now=True)
+    assert "method='newton', now it is 'adam'" in refusal(path, RUN | {"method": "adam"})
+    assert "random_state=0, now it is 1" in refusal(path, RUN | {"random_state": 1})
+    assert "other examples" in refusal(path, RUN | {"examples": "def"})
+    assert opened(path).recall("a") is not None
+
+
+def test_every_damaged_byte_is_noticed(tmp_path):
+    path = tmp_path / "run.safetensors"
+    journal = opened(path)
+    journal.record("a", {"x": np.arange(5.0), "y": 3})
+    journal.keep(TRUTH, 0.5)
+    journal.flush()
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    rng = np.random.default_rng(0)
+    places = [*rng.integers(header, len(whole), 40), *rng.integers(8, header, 40)]
+    noticed = 0
+    for place in map(int, places):
+        spoiled = bytearray(whole)
+        spoiled[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(spoiled)
+        try:
+            again = opened(path)
+        except ValueError:
+            refusal(path)
+            noticed += 1
+        else:  # the version that wrote it, or the spaces that pad the header
+            assert place < header
+            assert np.array_equal(again.recall("a")["x"], np.arange(5.0))
+    assert noticed >= 70
+    for length in (1, 7, 8, 100, header, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        refusal(path)
+
+
+def test_what_is_no_journal_is_refused(tmp_path):
+    path = tmp_path / "run.safetensors"
+    for content in (b"\x80\x04K\x01.", b"PK\x03\x04", b"hello world", bytes(1000)):
+        path.write_bytes(content)
+        refusal(path)
+    Examples(X, Y).save(path)
+    refusal(path)
+    TRUTH.save(path)
+    assert opened(path).is_plain
+    path.write_bytes(b"")  # an empty file holds no work
+    assert not opened(path).resumed
+
+
+def forged(path, states, run=None):
+    """A journal that nobody recorded, with a digest that is right."""
+    said = {"run": RUN, "records": 1} if run is None else run
+    tensors = {"journal/run": np.frombuffer(json.dumps(said).encode(), np.uint8)}
+    tensors |= {f"journal/at/{name}": array for name, array in states.items()}
+    metadata = {"kind": "journal"}
+    tensors["journal/digest"] = journals._digest(tensors, metadata)
+    storage.write_tensors(path, tensors, metadata)
+
+
+@pytest.mark.parametrize("run", [[], 5, {"run": 5}, {"run": RUN}, {"run": RUN, "records": "x"}])
+def test_a_forged_head_is_refused(tmp_path, run):
+    forged(tmp_path / "run.safetensors", {}, run)
+    refusal(tmp_path / "run.safetensors")
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        {"a#0": np.zeros(2)},
+        {"a#0": np.zeros(2), "a#1": np.zeros((2, 3))},
+        {"a#0": np.array(1), "a#1": np.zeros((2, 3), np.float32)},
+        {"a#0": np.array(1), "a#1": np.zeros((2, 3)), "a#2": np.zeros(1)},
+    ],
+)
+def test_forged_states_are_refused(tmp_path, states):
+    path = tmp_path / "run.safetensors"
+    forged(path, states)
+    with pytest.raises(ValueError, match="damaged"):
+        opened(path).recall("a", like=(0, np.zeros((2, 3))))
+
+
+def test_a_forged_solution_is_refused(tmp_path):
+    path = tmp_path / "run.safetensors"
+    good = {"theta": np.eye(3)[None], "w": np.eye(3)[None], "causal": np.array(False)}
+    good |= {"outcome": np.array(0), "reason": np.zeros(0, np.uint8), "loss": np.array(0.0)}
+    spoiled = {
+        "theta": np.full((1, 3, 3), np.nan),
+        "w": np.eye(3),
+        "outcome": np.array(99),
+        "reason": np.array([255], np.uint8),
+        "loss": None,
+    }
+    for name, value in spoiled.items():
+        arrays = {key: array for key, array in (good | {name: value}).items() if array is not None}
+        forged(path, {f"solution#{key}": array for key, array in arrays.items()})
+        trace = Trace()
+        trace.follow(opened(path))
+        with pytest.raises(ValueError, match="damaged"):
+            trace.once("solution", None)
+
+
+# Where a run may begin
+
+
+def test_a_checkpoint_that_is_there_is_not_overwritten(tmp_path):
+    path = tmp_path / "run.safetensors"
+    AttentionRegressor(2, checkpoint=path).fit(X, Y)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="resume, or remove the file"):
+        AttentionRegressor(2, checkpoint=path).fit(X, Y)
+    with pytest.raises(ValueError, match="random_state=0, now it is 1"):
+        AttentionRegressor(2, checkpoint=path, resume=True, random_state=1).fit(X, Y)
+    with pytest.raises(ValueError, match="other examples"):
+        AttentionRegressor(2, checkpoint=path, resume=True).fit(X[1:], Y[1:])
+    assert path.read_bytes() == before
+
+
+def test_leftovers_of_killed_writes_are_removed(tmp_path):
+    path = tmp_path / "run.safetensors"
+    storage.check_writable(path)
+    mark = storage._mark(path)
+    (tmp_path / f".{mark}-0123456789abcdef.tmp").write_bytes(b"half")
+    (tmp_path / ".other-0123456789abcdef.tmp").write_bytes(b"of another file")
+    AttentionRegressor(2, checkpoint=path, resume=True).fit(X, Y)
+    assert sorted(os.listdir(tmp_path)) == [".other-0123456789abcdef.tmp", "run.safetensors"]
+
+
+def test_a_run_out_of_time_goes_on_with_more(tmp_path, monkeypatch):
+    path = tmp_path / "run.safetensors"
+    whole = AttentionRegressor(2).fit(X, NOISY)
+    looks = {}
+
+    def seconds(trace):  # a clock that ticks when it is looked at
+        looks[trace] = looks.get(trace, 0) + 1
+        return float(looks[trace])
+
+    monkeypatch.setattr(Trace, "seconds", property(seconds))
+    records = []
+    for _ in range(3):
+        stopped = AttentionRegressor(2, checkpoint=path, resume=True, max_seconds=25.0).fit(
+            X, NOISY
+        )
+        assert stopped.outcome_ is Outcome.TIME_LIMIT
+        records.append(stopped._trace.journal.records)
+    assert records == sorted(set(records))
+    again = AttentionRegressor(2, checkpoint=path, resume=True).fit(X, NOISY)
+    assert again.outcome_ is whole.outcome_
+    assert same_layer(again.layer_, whole.layer_)
+
+
+# Interrupted at every stage
+
+
+class Killed(BaseException):
+    """Nobody catches this."""
+
+
+class Interruptions:
+    """End a run right after the first record of every stage it has not been ended at before."""
+
+    def __init__(self, monkeypatch, only=None):
+        self.stages, self.records, self.on = [], 0, True
+        record = Journal.record
+
+        def watched(journal, name, state, *, now=False):
+            record(journal, name, state, now=now)
+            self.records += 1
+            stage = journal._place + name
+            asked = only is None or name in only
+            if self.on and asked and stage not in self.stages:
+                self.stages.append(stage)
+                raise Killed
+
+        monkeypatch.setattr(Journal, "record", watched)
+
+
+SHORT = (
+    newton.Round(1, 4, 1e-2),
+    newton.Round(2, 6, 1e-3, release_steps=3, slide_steps=1500, hops=3),
+    newton.Round(2, 4, 1e-3, release_steps=2, hops=2, prior=1.3),
+)
+PHASES = mha.Examples.from_callable(
+    random_layer(2, 8, scale=4.0, seed=11), "boolean", n=40_000, k=3, d=8, seed=12
+)
+CASES = {
+    "newton": (
+        {"n_heads": 2},
+        (X[:20], NOISY[:20]),
+        {"round 2, slide", "round 2, hop 3", "round 3, free"},
+    ),
+    "auto": ({"n_heads": "auto"}, (X[:9], NOISY[:9]), {"1 heads, brief", "2 heads, patient"}),
+    "adam": ({"n_heads": 2, "method": "adam"}, (X, NOISY), {"walk", "start 3"}),
+    "lbfgs": ({"n_heads": 2, "method": "lbfgs"}, (X, NOISY), {"walk", "start 5"}),
+    "linear": ({"n_heads": 2, "method": "linear"}, (X, NOISY), {"starts"}),
+    "sculpt": (
+        {"n_heads": 2, "method": "sculpt"},
+        (PHASES,),
+        {"certified rows 1", "refined sum 2", "coarse"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_interrupted_at_every_stage_it_ends_at_the_same_layer(case, tmp_path, monkeypatch):
+    settings, data, expected = CASES[case]
+    rounds = SHORT[:1] if case == "auto" else SHORT
+    for name in ("SCARCE", "PLENTY", "BRIEF"):
+        monkeypatch.setattr(newton, name, rounds)
+    interruptions = Interruptions(monkeypatch, expected if case == "sculpt" else None)
+    interruptions.on = False
+    whole = AttentionRegressor(checkpoint=tmp_path / "whole.safetensors", **settings).fit(*data)
+    records, interruptions.records, interruptions.on = interruptions.records, 0, True
+    path = tmp_path / "run.safetensors"
+    for _ in range(records + 1):
+        model = AttentionRegressor(checkpoint=path, resume=True, **settings)
+        try:
+            model.fit(*data)
+            break
+        except Killed:
+            assert os.listdir(tmp_path).count("run.safetensors") == 1
+    assert same_layer(model.layer_, whole.layer_)
+    assert model.outcome_ is whole.outcome_
+    assert interruptions.records == records  # nothing was done twice
+    known = {part for stage in interruptions.stages for part in stage.split("/")}
+    assert expected <= known
+    assert len(interruptions.stages) >= len(expected)
