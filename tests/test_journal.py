@@ -1,7 +1,12 @@
 """Nothing is lost: interrupted, killed or out of disk, a run goes on to the same layer."""
 
+import errno
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,15 +14,17 @@ import numpy as np
 import pytest
 
 import mhalearn as mha
+from mhalearn import cli, storage
 from mhalearn import journal as journals
-from mhalearn import storage
 from mhalearn.estimator import AttentionRegressor
 from mhalearn.examples import Examples
+from mhalearn.examples import examples as examples_module
 from mhalearn.journal import Journal, generator_from, generator_words
 from mhalearn.layer import load_layer
 from mhalearn.newton import learner as newton
 from mhalearn.outcome import Outcome, Solution, Trace
 from mhalearn.teachers import random_layer
+from mhalearn.terminal import Progress
 
 SOURCE = Path(mha.__file__).parents[1]
 K, D = 4, 4
@@ -438,3 +445,234 @@ def test_interrupted_at_every_stage_it_ends_at_the_same_layer(case, tmp_path, mo
     known = {part for stage in interruptions.stages for part in stage.split("/")}
     assert expected <= known
     assert len(interruptions.stages) >= len(expected)
+
+
+# The command line: killed, out of disk, a shard gone
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory):
+    """For processes of their own; they share a compilation cache."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
+        "MHALEARN_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+    }
+
+
+def command(*arguments):
+    start = "from mhalearn.cli import main; main()"
+    return [sys.executable, "-c", start, *map(str, arguments)]
+
+
+def hard_examples():
+    """Noise near the counting limit: nothing is exact, so that every round is gone through."""
+    layer = random_layer(2, 6, seed=5)
+    x = mha.sample_inputs("boolean", 9, 4, 6, seed=6)
+    noise = 0.05 * np.random.default_rng(0).standard_normal((9, 4, 6))
+    return Examples(x, layer(x) + noise)
+
+
+def cli_in_process(capsys, *arguments):
+    capsys.readouterr()
+    code = cli.run([str(argument) for argument in arguments])
+    return code, *capsys.readouterr()
+
+
+def interrupted_in(stage, path, data):
+    """A checkpoint of a run that was interrupted in a stage."""
+
+    def stop(event):
+        if event.stage.startswith(stage):
+            raise Killed
+
+    with pytest.raises(Killed):
+        AttentionRegressor(2, checkpoint=path, on_event=stop).fit(data)
+
+
+def test_resume_begins_where_there_is_no_checkpoint_yet(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MHALEARN_CACHE_DIR", "")
+    Examples(X, Y).save(tmp_path / "data.safetensors")
+    arguments = ("learn", tmp_path / "data.safetensors", "--heads", "2")
+    arguments += ("--checkpoint", tmp_path / "run.safetensors")
+    assert cli_in_process(capsys, *arguments, "--resume")[0] == 0
+    code, _, err = cli_in_process(capsys, *arguments)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "resume" in err
+    assert cli_in_process(capsys, *arguments, "--resume")[0] == 0
+    code, _, err = cli_in_process(capsys, *arguments, "--resume", "--seed", "1")
+    assert code == 2
+    assert "random_state=0, now it is 1" in err
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_full_disk_is_exit_code_4_and_harms_nothing(failing, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MHALEARN_CACHE_DIR", "")
+    path, out, data = (tmp_path / f"{name}.safetensors" for name in ("run", "best", "data"))
+    hard_examples().save(data)
+    interrupted_in("round 2", path, mha.load_examples(data))
+    before = path.read_bytes()
+    real = getattr(os, failing)
+
+    def full(*arguments):
+        if failing == "replace" and Path(arguments[1]) != path:
+            return real(*arguments)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, failing, full)
+        arguments = ("learn", data, "--heads", "2", "--checkpoint", path, "--resume", "--out", out)
+        code, printed, err = cli_in_process(capsys, *arguments)
+    assert code == 4
+    assert printed == ""
+    assert err.count("\n") == 1
+    assert f"{path}: No space left on device; free some space" in err
+    assert "--resume goes on from the checkpoint" in err
+    assert ("best layer so far saved to" in err) == (failing == "replace") == out.exists()
+    assert path.read_bytes() == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_folder_that_vanishes_is_broken_from_outside(tmp_path):
+    journal = opened(tmp_path / "folder" / "run.safetensors")
+    with pytest.raises(OSError, match=r"folder .* does not exist"):
+        journal.record("a", np.zeros(1), now=True)
+
+
+def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MHALEARN_CACHE_DIR", "")
+    path, data = tmp_path / "run.safetensors", tmp_path / "data.safetensors"
+    hard_examples().save(data)
+
+    def press(self, event):
+        if event.stage == "round 2" and event.step == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Progress, "on_event", press)
+    code, _, err = cli_in_process(capsys, "learn", data, "--heads", "2", "--checkpoint", path)
+    assert code == 130
+    assert err.count("\n") == 1
+    assert "--resume goes on from the checkpoint" in err
+    known = Journal.open(path, {}, SEEN, resume=True)  # the very last state, written or not
+    assert any(name.endswith("round 2/descent/round 2") for name in known._states)
+    assert known.best is not None
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of a process are a POSIX matter")
+def test_a_process_that_may_write_no_more_ends_with_4(environment, tmp_path):
+    path, data = tmp_path / "run.safetensors", tmp_path / "data.safetensors"
+    hard_examples().save(data)
+    interrupted_in("round 1", path, mha.load_examples(data))
+    before = path.read_bytes()
+    limit = len(before) // 2
+    start = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); "
+    python, flag, main, *arguments = command(
+        "learn", data, "--heads", "2", "--checkpoint", path, "--resume"
+    )
+    done = subprocess.run(
+        [python, flag, start + main, *arguments],
+        env=environment | {"MHALEARN_CACHE_DIR": "", "JAX_COMPILATION_CACHE_DIR": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 4
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"{path}: File too large" in done.stderr
+    assert path.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["data.safetensors", "run.safetensors"]
+
+
+def test_a_shard_that_vanishes_between_passes_is_exit_code_4(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MHALEARN_CACHE_DIR", "")
+    monkeypatch.setattr(examples_module, "_SMALL", 0)  # these would be held in memory
+    folder, path = tmp_path / "shards", tmp_path / "run.safetensors"
+    PHASES.save(folder, shard_size=10_000)
+    shard = folder / "shard-00002.safetensors"
+    show = Progress.on_event
+
+    def vanish(self, event):
+        if event.stage == "phase 2: certification" and "certified" in event.data and shard.exists():
+            shard.rename(tmp_path / "elsewhere")
+        show(self, event)
+
+    monkeypatch.setattr(Progress, "on_event", vanish)
+    arguments = ("learn", folder, "--heads", "2", "--method", "sculpt", "--checkpoint", path)
+    code, printed, err = cli_in_process(capsys, *arguments)
+    assert code == 4
+    assert printed == ""
+    assert err.count("\n") == 1
+    assert "lost a shard" in err
+    assert "shard-00002" in err
+    assert "--resume goes on from the checkpoint" in err
+    known = Journal.open(path, {}, SEEN, resume=True)
+    assert known.begun("solution/certified rows 0")
+    monkeypatch.setattr(Progress, "on_event", show)
+    code, _, err = cli_in_process(capsys, *arguments, "--resume")
+    assert code == 2  # of a folder that is not whole, before any work
+    assert "shard-00002" in err
+    (tmp_path / "elsewhere").rename(shard)
+    assert cli_in_process(capsys, *arguments, "--resume")[0] == 0
+
+
+def phase_examples():
+    layer = random_layer(2, 10, scale=4.0, seed=11)
+    x = mha.sample_inputs("boolean", 60_000, 3, 10, seed=12)
+    return Examples(x, layer(x))
+
+
+KILLS = 20
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a POSIX matter")
+@pytest.mark.parametrize(
+    ("method", "make"), [("newton", hard_examples), ("sculpt", phase_examples)]
+)
+def test_killed_at_twenty_moments_it_ends_at_the_same_layer(method, make, environment, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path, data = folder / "run.safetensors", tmp_path / "data.safetensors"
+    make().save(data)
+    base = ("learn", data, "--heads", "2", "--method", method)
+
+    def begin(name, checkpoint):
+        arguments = (*base, "--checkpoint", checkpoint, "--resume", "--out", tmp_path / name)
+        return subprocess.Popen(command(*arguments), env=environment, stdout=subprocess.DEVNULL)
+
+    began = time.monotonic()
+    code = begin("whole.safetensors", tmp_path / "checkpoint.safetensors").wait(timeout=200)
+    seconds = time.monotonic() - began
+    whole = Journal.open(tmp_path / "checkpoint.safetensors", {}, SEEN, resume=True)
+
+    rng = np.random.default_rng(0)
+    records, kills = 0, 0
+    while kills < KILLS:
+        process = begin("layer.safetensors", path)
+        before = path.stat().st_mtime_ns if path.exists() else None
+        if kills % 2:  # after it has written, else at any moment of its first seconds
+            while not path.exists() or path.stat().st_mtime_ns == before:
+                assert process.poll() is None, "it ended before it could be killed often enough"
+                time.sleep(0.005)
+            time.sleep(rng.uniform(0, 0.05 if method == "sculpt" else seconds / (2 * KILLS)))
+        else:
+            time.sleep(rng.uniform(0, min(6.0, seconds / 3)))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        kills += 1
+        left = [name for name in os.listdir(folder) if name != path.name]
+        assert len(left) <= 1  # of the write it was killed in, removed by the next process
+        if path.exists():
+            found = Journal.open(path, {}, SEEN, resume=True)
+            assert found.records >= max(1, records)
+            assert found.begun("solution")
+            records = found.records
+            if found.best is not None:
+                assert np.isfinite(load_layer(path).theta).all()
+    assert 0 < records < whole.records
+    assert begin("layer.safetensors", path).wait(timeout=200) == code
+    assert os.listdir(folder) == [path.name]
+    assert Journal.open(path, {}, SEEN, resume=True).records == whole.records
+    one, other = (load_layer(tmp_path / f"{name}.safetensors") for name in ("whole", "layer"))
+    assert mha.compare(one, other).max_error <= 1e-12

@@ -202,6 +202,8 @@ class Journal:
             storage.write_tensors(path, tensors, metadata)
         except OSError as error:
             raise OSError(error.errno, error.strerror, storage.show(path)) from None
+        except ValueError as error:  # the folder was there when the run began
+            raise OSError(str(error)) from None
         self._changed = False
         self._written = time.monotonic()
         self._cost = self._written - began

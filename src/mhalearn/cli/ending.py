@@ -40,7 +40,8 @@ def guarded(command: Callable[P, int]) -> Callable[P, int]:
         except KeyboardInterrupt as stop:
             saved = stop.saved if isinstance(stop, Stopped) else None
             known = f"best layer so far saved to {saved}" if saved else "no layer saved"
-            return say(f"interrupted; {known}", Exit.INTERRUPTED, name)
+            said = "; ".join(["interrupted", known, *_notes(stop)])
+            return say(said, Exit.INTERRUPTED, name)
         except ValueError as error:
             return say(str(error), Exit.BAD_INPUT, name)
         except OSError as error:
