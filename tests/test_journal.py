@@ -655,7 +655,7 @@ def test_killed_at_twenty_moments_it_ends_at_the_same_layer(method, make, enviro
             while not path.exists() or path.stat().st_mtime_ns == before:
                 assert process.poll() is None, "it ended before it could be killed often enough"
                 time.sleep(0.005)
-            time.sleep(rng.uniform(0, 0.05 if method == "sculpt" else seconds / (2 * KILLS)))
+            time.sleep(rng.uniform(0, 0.05 if method == "sculpt" else seconds / KILLS))
         else:
             time.sleep(rng.uniform(0, min(6.0, seconds / 3)))
         process.kill()

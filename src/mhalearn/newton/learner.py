@@ -229,7 +229,7 @@ def run_round(
     problem, journal = task.problem, task.trace.journal
     finishing = theta[0].size <= FINISHED and task.head_dim is None
 
-    def let_go(shaped: State, stage: str) -> NDArray[np.float64]:
+    def let_go(shaped: State, scales: Scales, stage: str) -> NDArray[np.float64]:
         state = anneal(freed(shaped), task, scales, round_.releasing, stage=f"{stage}, release")
         state = free(state, task, stage=f"{stage}, free")
         if finishing and not task.trace.expired:
@@ -242,7 +242,7 @@ def run_round(
             name = f"{stage}, slide"
             moved = slide(theta, problem, task.trace, scales, round_.slide_steps, stage=name)
         state = anneal(begin(moved, problem), task, scales, round_.annealing, stage=stage)
-        return Hopping(0, 0, state, scales, let_go(state, stage), generator_words(rng))
+        return Hopping(0, 0, state, scales, let_go(state, scales, stage), generator_words(rng))
 
     def hop(now: Hopping, name: str) -> Hopping:
         rng = generator_from(now.rng)
@@ -252,7 +252,7 @@ def run_round(
         ridge = ridge_at(round_.shaped, scales, problem)
         state, any_better, lowest = better(now.state, trial, ridge)
         if lowest:
-            let_go(trial, name)
+            let_go(trial, scales, name)
         idle = 0 if any_better else now.idle + 1
         return Hopping(now.hop + 1, idle, state, scales, now.losses, generator_words(rng))
 
