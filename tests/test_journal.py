@@ -401,7 +401,7 @@ SHORT = (
     newton.Round(2, 4, 1e-3, release_steps=2, hops=2, prior=1.3),
 )
 PHASES = mha.Examples.from_callable(
-    random_layer(2, 8, scale=4.0, seed=11), "boolean", n=40_000, k=3, d=8, seed=12
+    random_layer(2, 8, scale=4.0, seed=11), "boolean", n=20_000, k=3, d=8, seed=12
 )
 CASES = {
     "newton": (
@@ -414,7 +414,7 @@ CASES = {
     "lbfgs": ({"n_heads": 2, "method": "lbfgs"}, (X, NOISY), {"walk", "start 5"}),
     "linear": ({"n_heads": 2, "method": "linear"}, (X, NOISY), {"starts"}),
     "sculpt": (
-        {"n_heads": 2, "method": "sculpt"},
+        {"n_heads": 2, "method": "sculpt", "polish": False},
         (PHASES,),
         {"certified rows 1", "refined sum 2", "coarse"},
     ),
@@ -588,7 +588,7 @@ def test_a_shard_that_vanishes_between_passes_is_exit_code_4(tmp_path, capsys, m
     monkeypatch.setenv("MHALEARN_CACHE_DIR", "")
     monkeypatch.setattr(examples_module, "_SMALL", 0)  # these would be held in memory
     folder, path = tmp_path / "shards", tmp_path / "run.safetensors"
-    PHASES.save(folder, shard_size=10_000)
+    PHASES.save(folder, shard_size=5_000)
     shard = folder / "shard-00002.safetensors"
     show = Progress.on_event
 
@@ -598,7 +598,8 @@ def test_a_shard_that_vanishes_between_passes_is_exit_code_4(tmp_path, capsys, m
         show(self, event)
 
     monkeypatch.setattr(Progress, "on_event", vanish)
-    arguments = ("learn", folder, "--heads", "2", "--method", "sculpt", "--checkpoint", path)
+    arguments = ("learn", folder, "--heads", "2", "--method", "sculpt", "--no-polish")
+    arguments += ("--checkpoint", path)
     code, printed, err = cli_in_process(capsys, *arguments)
     assert code == 4
     assert printed == ""
@@ -613,7 +614,7 @@ def test_a_shard_that_vanishes_between_passes_is_exit_code_4(tmp_path, capsys, m
     assert code == 2  # of a folder that is not whole, before any work
     assert "shard-00002" in err
     (tmp_path / "elsewhere").rename(shard)
-    assert cli_in_process(capsys, *arguments, "--resume")[0] == 0
+    assert cli_in_process(capsys, *arguments, "--resume")[0] == 3  # to its end: fitted
 
 
 def phase_examples():
@@ -642,7 +643,7 @@ def test_killed_at_twenty_moments_it_ends_at_the_same_layer(method, make, enviro
         return subprocess.Popen(command(*arguments), env=environment, stdout=subprocess.DEVNULL)
 
     began = time.monotonic()
-    code = begin("whole.safetensors", tmp_path / "checkpoint.safetensors").wait(timeout=200)
+    code = begin("whole.safetensors", tmp_path / "checkpoint.safetensors").wait(timeout=900)
     seconds = time.monotonic() - began
     whole = Journal.open(tmp_path / "checkpoint.safetensors", {}, SEEN, resume=True)
 
@@ -671,7 +672,7 @@ def test_killed_at_twenty_moments_it_ends_at_the_same_layer(method, make, enviro
             if found.best is not None:
                 assert np.isfinite(load_layer(path).theta).all()
     assert 0 < records < whole.records
-    assert begin("layer.safetensors", path).wait(timeout=200) == code
+    assert begin("layer.safetensors", path).wait(timeout=900) == code
     assert os.listdir(folder) == [path.name]
     assert Journal.open(path, {}, SEEN, resume=True).records == whole.records
     one, other = (load_layer(tmp_path / f"{name}.safetensors") for name in ("whole", "layer"))
