@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
+from mhalearn import storage
 from mhalearn.baselines import adam, lbfgs, linear
 from mhalearn.certificate import (
     Certificate,
@@ -22,14 +26,15 @@ from mhalearn.certificate import (
 )
 from mhalearn.examples import Examples, Survey
 from mhalearn.information import Information, measure_information, number_groups
-from mhalearn.layer import AttentionLayer, Float64, load_layer
+from mhalearn.journal import Journal
+from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.newton import learn as learn_newton
 from mhalearn.outcome import Event, Outcome, Solution, Trace
 from mhalearn.polish import polish_on
 from mhalearn.precision import label_precision
 from mhalearn.reduction import reduce_heads
 from mhalearn.sculpt import learn as learn_sculpt
-from mhalearn.settings import check_settings
+from mhalearn.settings import check_settings, check_start
 from mhalearn.terminal import Progress
 from mhalearn.threads import one_lapack_thread
 from mhalearn.verdict import Evidence, is_noisy_alike, judge
@@ -57,7 +62,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     bias: learn a key-side vector a head and an output bias. causal: tokens see no later token.
     polish: descend to machine precision after the learner.
     random_state: seed of all randomness. max_seconds: when to stop with the best layer so far.
-    checkpoint: a .safetensors file that always holds the best layer so far; resume: start from it.
+    checkpoint: a .safetensors file for the state of the run, written every few seconds; it is a
+        layer file too, of the best layer so far. resume: go on from it, if it is there, to the
+        same result; without, a file that is there is refused.
     progress: True draws a live line on a terminal. on_event: called with every Event.
 
     After `fit`: layer_, outcome_, certificate_ (None if no example could be spared), trace_,
@@ -104,12 +111,20 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         examples = as_examples(X, Y, lengths)
         check_settings(self, examples)
         with Progress(enabled=bool(self.progress)) as progress:
-            self._trace = Trace(self.max_seconds, self._listener(progress), self._keeper())
+            self._trace = Trace(self.max_seconds, self._listener(progress))
             survey = examples.survey()
             check_sizes(survey)
             self._seen = survey.hashes
-            with one_lapack_thread():
-                solution = self._solve(examples, survey, self._trace)
+            if self.checkpoint is not None:
+                self._trace.follow(self._open_journal(examples))
+            try:
+                with one_lapack_thread():
+                    solution = self._solve(examples, survey, self._trace)
+            except BaseException:
+                with suppress(OSError):  # what broke the run is to be told
+                    self._trace.journal.flush()
+                raise
+            self._trace.journal.flush()
         self.solution_ = solution
         self.layer_: AttentionLayer = solution.layer
         self.outcome_: Outcome = solution.outcome
@@ -204,11 +219,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _learn(self, examples: Examples, trace: Trace) -> Solution:
-        method = "newton" if self.method == "auto" else self.method
-        options: dict[str, Any] = {}
-        if method == "newton" and self.resume:
-            options["start"] = load_layer(str(self.checkpoint))
-        return _LEARNERS[method](
+        start = trace.journal.start if self._method == "newton" else None
+        learn = partial(
+            _LEARNERS[self._method],
             examples,
             n_heads=self.n_heads,
             bias=self.bias,
@@ -216,8 +229,32 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             head_dim=self.head_dim,
             seed=self.random_state,
             trace=trace,
-            **options,
+            **({} if start is None else {"start": start}),
         )
+        return trace.once("solution", learn)
+
+    @property
+    def _method(self) -> str:
+        return "newton" if self.method == "auto" else self.method
+
+    def _open_journal(self, examples: Examples) -> Journal:
+        """The checkpoint, of this run and no other."""
+        assert self.checkpoint is not None
+        run = {
+            "mhalearn": storage.mhalearn_version(),
+            "method": self._method,
+            "n_heads": self.n_heads if isinstance(self.n_heads, str) else int(self.n_heads),
+            "head_dim": None if self.head_dim is None else int(self.head_dim),
+            "bias": bool(self.bias),
+            "causal": bool(self.causal),
+            "polish": bool(self.polish),
+            "random_state": int(self.random_state),
+            "examples": blake2b(self._seen.tobytes(), digest_size=16).hexdigest(),
+        }
+        journal = Journal.open(self.checkpoint, run, self._seen, resume=self.resume)
+        if journal.is_plain and journal.start is not None:
+            check_start(journal.start, self, examples)
+        return journal
 
     def _ask(self, examples: Examples) -> Information:
         unit = label_precision(examples).unit
@@ -274,14 +311,6 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 self.on_event(event)
 
         return listen
-
-    def _keeper(self) -> Callable[[AttentionLayer, float], None] | None:
-        if self.checkpoint is None:
-            return None
-        path = self.checkpoint
-        return lambda layer, loss: layer.replace(
-            metadata={"held_out_loss": repr(loss)}, seen=self._seen
-        ).save(path)
 
     def _metadata(self, n: int) -> dict[str, str]:
         settings = {"method": self.method, "seed": self.random_state, "n_examples": n}

@@ -39,6 +39,7 @@ from mhalearn.baselines import (
     student_rng,
 )
 from mhalearn.examples import Examples
+from mhalearn.journal import to_arrays
 from mhalearn.outcome import Solution, Trace
 from mhalearn.problem import make_problem
 from mhalearn.threads import one_lapack_thread
@@ -103,7 +104,12 @@ def learn(
     with one_lapack_thread():
         # Uniform attention explains some labels by itself: zeros, for one.
         offer(np.zeros((n_heads, problem.query_dim, problem.d)))
-        for start in range(starts):
+        known = trace.journal.recall_layer("starts", "start", "error", "finite")
+        first = 0
+        if known is not None:
+            layer, state = known
+            best, finite, first = Candidate(layer, state["error"]), state["finite"], state["start"]
+        for start in range(first, starts):
             if best is not None and best.error <= ENOUGH:
                 break
             rng = student_rng(seed, 2, start)
@@ -116,6 +122,9 @@ def learn(
                     offer(at_norm(heads, norm, head_dim))
             if trace.expired:
                 break
+            assert best is not None
+            rest = {"start": start + 1, "error": best.error, "finite": finite}
+            trace.journal.record("starts", to_arrays(best.layer) | rest, now=True)
     assert best is not None
     settings = {
         "method": "linear",

@@ -40,11 +40,12 @@ def guarded(command: Callable[P, int]) -> Callable[P, int]:
         except KeyboardInterrupt as stop:
             saved = stop.saved if isinstance(stop, Stopped) else None
             known = f"best layer so far saved to {saved}" if saved else "no layer saved"
-            return say(f"interrupted; {known}", Exit.INTERRUPTED, name)
+            said = "; ".join(["interrupted", known, *_notes(stop)])
+            return say(said, Exit.INTERRUPTED, name)
         except ValueError as error:
             return say(str(error), Exit.BAD_INPUT, name)
         except OSError as error:
-            return say(_why(error), Exit.BROKEN, name)
+            return say("; ".join([_why(error), *_notes(error)]), Exit.BROKEN, name)
         except MemoryError:
             return say("out of memory: use fewer examples or a smaller layer", Exit.BROKEN, name)
         except RuntimeError as error:
@@ -62,6 +63,10 @@ def say(message: str, code: Exit, command: str = "") -> Exit:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
     return code
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
 
 
 def _why(error: OSError) -> str:

@@ -60,9 +60,11 @@ def slide(
     ridge = ridge_at(1.0, scales, problem)
     strengths = np.geomspace(FIRST, LAST, steps)
     one_by_one = jax.default_backend() == "cpu"
-    for begun in range(0, steps, _BLOCK):
+    first, walk = trace.journal.recall(stage, like=(0, walk)) or (0, walk)
+    for begun in range(first, steps, _BLOCK):
         block = jnp.asarray(strengths[begun : begun + _BLOCK])
         walk = _advance(walk, data, problem.energy, ridge, block, one_by_one)
+        trace.journal.record(stage, (begun + len(block), walk))
         trace.emit(stage, begun + len(block), float(np.nanmin(np.asarray(walk.loss))))
         if trace.expired:
             break
