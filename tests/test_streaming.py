@@ -146,45 +146,109 @@ def test_a_pass_over_a_view_holds_few_blocks():
 # What the estimator reads
 
 
-@pytest.mark.parametrize("seed", [0, 5])
-def test_the_split_does_not_depend_on_where_examples_live(lazy, seed):
-    model = mha.AttentionRegressor(2, "sculpt", random_state=seed)
-    group_of = np.unique(lazy.survey().input_hashes, return_inverse=True)[1]
-    fitted, held = model._split(lazy, group_of)
-    in_memory, also_held = model._split(lazy.subset(slice(None)), group_of)
-    assert [part.in_memory for part in (fitted, held, in_memory)] == [False, True, True]
-    np.testing.assert_array_equal(fitted.hashes(), in_memory.hashes())
-    np.testing.assert_array_equal(held.hashes(), also_held.hashes())
-    assert mha.AttentionRegressor(2, "newton")._split(lazy, group_of)[0].in_memory
+@pytest.fixture
+def small_working_set(monkeypatch):
+    """Working sets of some hundred examples."""
+    monkeypatch.setattr(examples, "_PLENTY", 20)
+    monkeypatch.setattr(examples, "_WORKING", 0)
+
+
+def test_a_sample_is_random_and_the_same_for_the_same_seed(lazy):
+    whole, hashes = lazy.subset(slice(None)), lazy.hashes()
+    survey, one = lazy.survey_and_sample(20, seed=3)
+    for found, expected in zip(survey, whole.survey(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for again in (lazy.sample(20, seed=3), whole.sample(20, seed=3)):
+        for found, expected in zip(again.arrays(), one.arrays(), strict=True):
+            np.testing.assert_array_equal(found, expected)
+    assert one.in_memory
+    assert (one.has_lengths, one.metadata) == (lazy.has_lengths, lazy.metadata)
+    places = [int(np.flatnonzero(hashes == own)[0]) for own in one.hashes()]
+    assert places != sorted(places)
+    assert lazy.sample(20, seed=4).hashes().tolist() != one.hashes().tolist()
+    assert lazy.sample(50, seed=3) is lazy
+
+
+def test_every_example_is_as_likely_in_a_sample():
+    many = Examples.from_callable(lambda x: x, "gaussian", n=1000, k=2, d=2)
+    place = {own: i for i, own in enumerate(many.hashes().tolist())}
+    counts = np.zeros(1000)
+    for seed in range(200):
+        counts[[place[own] for own in many.sample(100, seed).hashes().tolist()]] += 1
+    assert counts.sum() == 200 * 100  # none twice in a sample
+    # Twenty each on average, with a standard deviation of 4.2; of hundreds in a row, 0.42.
+    assert counts.max() < 45
+    assert np.abs(counts.reshape(10, 100).mean(axis=1) - 20).max() < 2
+
+
+def test_plenty_is_what_the_layer_needs_or_little_room_or_all():
+    many = Examples.from_callable(lambda x: x, n=10**7, k=4, d=8)
+    assert many.plenty(1) == 2**21 // 64
+    wide = Examples.from_callable(lambda x: x, n=10**6, k=16, d=256)
+    assert wide.plenty(4, head_dim=64) == int(64 * wide.counting_limit(4, head_dim=64))
+    assert wide.view(slice(0, 300)).plenty(4, head_dim=64) == 300
+
+
+@pytest.mark.parametrize("method", ["newton", "sculpt"])
+def test_a_fit_does_not_depend_on_where_examples_live(lazy, method, monkeypatch, small_working_set):
+    """Nor does what the learner is given; it knows the answer here."""
+    seen = []
+
+    def learn(fitted, *, trace, part=None, **_):
+        seen.append((fitted.hashes(), None if part is None else part.hashes()))
+        return Solution(LAYER, Outcome.FITTED, trace.events)
+
+    monkeypatch.setitem(estimator._LEARNERS, method, learn)
+    monkeypatch.setattr(examples, "_PLENTY", 6)
+    models = [
+        mha.AttentionRegressor(2, method, random_state=5).fit(given)
+        for given in (lazy, lazy.subset(slice(None)))
+    ]
+    (given, part), (also_given, also_part) = seen
+    np.testing.assert_array_equal(given, also_given)
+    held = models[0].certificate_.n_examples
+    if method == "sculpt":  # all but those held out, and a random part of them
+        np.testing.assert_array_equal(part, also_part)
+        assert len(given) <= lazy.n - held
+        assert set(part) < set(given)
+    else:
+        assert len(given) + held < lazy.n
+    first, second = (model.solution_.reason for model in models)
+    assert first == second
 
 
 @pytest.fixture
-def walker(monkeypatch):
+def walker(monkeypatch, small_working_set):
     """A learner that knows the answer and walks over the examples once."""
 
-    def learn(fitted, *, trace, **_):
+    def learn(fitted, *, trace, part, **_):
         assert not fitted.in_memory
+        assert part.in_memory
         for _chunk in fitted.chunks(5000):
             pass
         return Solution(TEACHER, Outcome.FITTED, trace.events)
 
     monkeypatch.setitem(estimator._LEARNERS, "sculpt", learn)
-    monkeypatch.setattr(estimator, "_POLISHED", 400)
 
 
 TEACHER = mha.random_layer(2, 16, seed=0)
 
 
-def test_a_fit_reads_drawn_examples_three_times_and_holds_few(walker):
+@pytest.mark.parametrize(("method", "passes"), [("sculpt", 3), ("newton", 2)])
+def test_a_fit_reads_drawn_examples_a_few_times_and_holds_few(walker, method, passes):
     box = Counted(TEACHER)
-    many = Examples.from_callable(box, n=200_000, k=3, d=16, seed=1)
-    blocks, box.calls = 49, 0
-    model = mha.AttentionRegressor(2, "sculpt").fit(many)
+    many = Examples.from_callable(box, n=100_000, k=3, d=16, seed=1)
+    blocks, box.calls = 25, 0
+    model = mha.AttentionRegressor(2, method).fit(many)
     assert model.outcome_ is Outcome.RECOVERED
-    assert len(model.layer_.seen) == 200_000
-    # To survey, to hold some out, to learn; and the first block to polish.
-    assert box.calls == 3 * blocks + 1
+    assert len(model.layer_.seen) == 100_000
+    # To survey and draw the working set, to learn if the learner streams, to check all examples;
+    # and the first block for the precision of its labels.
+    assert box.calls == passes * blocks + 1
     assert box.most <= 3
+    (event,) = (event for event in model.trace_ if event.stage == "working set")
+    assert event.detail == f"{event.step} of 100000 examples"
+    assert int(model.layer_.metadata["n_examples"]) + model.certificate_.n_examples == event.step
 
 
 @pytest.fixture(scope="module")

@@ -285,9 +285,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         layer, _ = polish_on(part, layer, trace, bias=self.bias, head_dim=head_dim)
         if part.n < examples.n:
             streamed = refit(layer, examples, part, trace, head_dim=head_dim)
-            if streamed is None:
+            if streamed is not None:
+                layer = streamed
+            elif examples.in_memory:
+                layer, _ = polish_on(examples, layer, trace, bias=self.bias, head_dim=head_dim)
+            else:
                 examples, told = part, f"; estimated from {part.n} of {examples.n} examples"
-            layer = streamed or layer
         layer = layer.replace(metadata=self._metadata(examples.n))
         return layer, refitted(certificate, layer, examples, head_dim, part), told
 

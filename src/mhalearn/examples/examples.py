@@ -40,11 +40,11 @@ from mhalearn.outcome import Event
 
 Indices = slice | ArrayLike
 
-# Entries, X and Y together, up to which a view is held in memory, and up to which a working set is
-# filled however few examples would do: 64 MiB of doubles.
+# Entries of a view, X and Y together, up to which it is held in memory: 64 MiB of doubles.
 _SMALL = 2**23
-# Times the counting limit from which on more examples hardly make learning easier.
-_PLENTY = 64
+# Times the counting limit from which on more examples hardly make learning easier, and entries up to
+# which a working set is filled all the same: 16 MiB of doubles, of which a fit makes many copies.
+_PLENTY, _WORKING = 64, 2**21
 
 # Keeps the choice of a working set apart from other random numbers of a seed.
 _STREAM = 0x3A3B1E
@@ -246,11 +246,11 @@ class Examples:
     def plenty(self, n_heads: int, bias: bool = False, head_dim: int | None = None) -> int:
         """How many of the examples a learner needs in memory at most: its working set.
 
-        All of them, or 64 times the counting limit, or as many as take 64 MiB as doubles if that is
+        All of them, or 64 times the counting limit, or as many as take 16 MiB as doubles if that is
         more.
         """
         limit = self.counting_limit(n_heads, bias, head_dim)
-        return int(min(self.n, max(_PLENTY * limit, _SMALL // self._entries)))
+        return int(min(self.n, max(_PLENTY * limit, _WORKING // self._entries)))
 
     def sample(self, count: int, seed: int) -> "Examples":
         """Random examples, in random order, in memory; all of them, as they are, if no more.

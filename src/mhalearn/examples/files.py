@@ -18,7 +18,7 @@ KIND = "examples"
 REQUIRED = ("X", "Y")
 INDEX = "index.json"
 # Bytes of a block: whatever the size of a shard, that much of it is in memory at a time.
-_BLOCK = 2**25
+_BLOCK = 2**24
 
 
 def block_tensors(block: Block, has_lengths: bool) -> storage.Tensors:

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from mhalearn.examples import Examples
 
-# Rows (tokens of examples) handled at once, and entries of theirs, X and Y together: 32 MiB of
+# Rows (tokens of examples) handled at once, and entries of theirs, X and Y together: 16 MiB of
 # doubles, of which a few copies are alive.
-_ROWS, _ENTRIES = 2**17, 2**22
+_ROWS, _ENTRIES = 2**17, 2**21
 
 
 class Part(NamedTuple):
