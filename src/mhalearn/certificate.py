@@ -129,7 +129,7 @@ def certify(
     inputs = learned_from if learned_from is not None else examples.sample(enough, seed=0)
     spectrum = measure_spectrum(layer, inputs, head_dim)
     null = None if spectrum is None else spectrum.null_dimension
-    learned = learned_from.n if learned_from is not None else _learned_count(layer, inputs.n)
+    learned = learned_from.n if learned_from is not None else _learned_count(layer, n)
     intervals = bound = None
     if spectrum is not None:
         # Labels that happen to be met to the last bit say no more than their rounding allows.

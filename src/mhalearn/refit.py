@@ -29,7 +29,7 @@ from mhalearn.spectrum import DENSE_LIMIT
 
 # Passes at most, and the distance from the minimum, in standard deviations of the estimate, that is
 # near enough.
-_PASSES = 12
+_PASSES = 20
 _NEAR = 1e-2
 _MOST_EXAMPLES = 1024  # in a chunk
 
@@ -54,11 +54,11 @@ def refit(
 ) -> AttentionLayer | None:
     """The least-squares layer of all examples, near one that fits a random part of them.
 
-    Newton's steps with the gradient of all examples, a pass each, and the normal matrix of `part`
-    in proportion. Matrices of a random part differ from those of all by some sqrt(unknowns /
-    scalars of the part), and each step leaves about that share of the way.
+    Quasi-Newton steps with the gradient of all examples, a pass each, that begin with the normal
+    matrix of `part` in proportion and correct it by what the gradients show (BFGS): it is wrong by
+    some sqrt(unknowns / scalars of the part), and by more in a few directions.
     None: the matrix is too large (above `DENSE_LIMIT`), or the steps did not converge.
-    Cost: a forward and a backward pass over all examples a step, mostly four steps, and
+    Cost: a forward and a backward pass over all examples a step, mostly five to ten, and
     `normal.dense` on the part. Memory: that of the part's problem.
     Trust: a stationary point to a hundredth of a standard deviation of the estimate.
     """
@@ -68,14 +68,17 @@ def refit(
     if theta.size > DENSE_LIMIT:
         return None
     rows = examples.rows
-    solve = _solver(theta, w, problem, head_dim)
-    distance = np.inf
+    solve, pairs = _solver(theta, w, problem, head_dim), list[_Pair]()
+    before: tuple[Float64, Float64] | None = None
     for number in range(_PASSES):
         sums = _collect(theta, w, examples, problem)
-        by_theta, by_w = (step * (problem.rows / rows) for step in solve(sums))
-        gain = float(jnp.vdot(sums.theta, by_theta) + jnp.vdot(sums.w, by_w))
+        here, slope = _flat(theta, w), _flat(sums.theta, sums.w)
+        if before is not None and (here - before[0]) @ (before[1] - slope) > 0:
+            pairs.append(_Pair(here - before[0], before[1] - slope))
+        before = here, slope
+        step = _corrected(slope, pairs, lambda flat: solve(flat) * (problem.rows / rows))
         variance = float(sums.loss) / (rows * problem.out_dim)
-        before, distance = distance, float(np.sqrt(max(gain, 0.0) / max(variance, 1e-300)))
+        distance = float(np.sqrt(np.maximum(step @ slope, 0.0) / max(variance, 1e-300)))
         trace.emit(
             "refit",
             number,
@@ -84,18 +87,43 @@ def refit(
         )
         if distance <= _NEAR:
             return problem.layer(np.asarray(theta), np.asarray(w))
-        if not distance < before or trace.expired:
+        if not np.isfinite(distance) or trace.expired:
             return None
-        theta = tangent_projection(theta, head_dim).retract(theta + by_theta)
-        w = w + by_w
+        moved = theta + jnp.asarray(step[: theta.size]).reshape(theta.shape)
+        theta = tangent_projection(theta, head_dim).retract(moved)
+        w = w + jnp.asarray(step[theta.size :]).reshape(w.shape)
     return None
+
+
+class _Pair(NamedTuple):
+    """A step, and how much the gradient fell along it."""
+
+    step: Float64
+    fall: Float64
+
+
+def _corrected(slope: Float64, pairs: list[_Pair], solve: Callable[[Float64], Float64]) -> Float64:
+    """The BFGS step: `solve` corrected by the pairs (Nocedal's two loops)."""
+    shares = []
+    for step, fall in reversed(pairs):
+        shares.append((step @ slope) / (step @ fall))
+        slope = slope - shares[-1] * fall
+    found = solve(slope)
+    for (step, fall), share in zip(pairs, reversed(shares), strict=True):
+        found = found + (share - (fall @ found) / (step @ fall)) * step
+    return found
+
+
+def _flat(theta: Array, w: Array) -> Float64:
+    return np.concatenate([np.asarray(theta).ravel(), np.asarray(w).ravel()])
 
 
 def _solver(
     theta: Array, w: Array, problem: Problem, head_dim: int | None
-) -> Callable[[_Sums], tuple[Array, Array]]:
+) -> Callable[[Float64], Float64]:
     """Solve the part's normal equations for any right side; heads keep their rank."""
     normal = _normal(theta, w, problem.data)
+    coupling, chol = np.asarray(normal.coupling), np.asarray(normal.chol)
     m, size = len(theta), theta.size
     schur = np.asarray(normal.schur)
     inside = _projector(theta, head_dim)
@@ -104,16 +132,17 @@ def _solver(
     root = 1 / np.sqrt(np.diag(schur))
     factor = scipy.linalg.cho_factor(root[:, None] * schur * root + 1e-12 * np.eye(size))
 
-    def solve(sums: _Sums) -> tuple[Array, Array]:
-        half = jax.scipy.linalg.solve_triangular(normal.chol, sums.w, lower=True)
-        absorbed = jnp.einsum("qmpe,pe->qm", normal.coupling, half)
-        right = np.asarray(query_first(sums.theta) - absorbed).ravel()
+    def solve(flat: Float64) -> Float64:
+        of_theta = jnp.asarray(flat[:size]).reshape(theta.shape)
+        of_w = flat[size:].reshape(w.shape)
+        half = scipy.linalg.solve_triangular(chol, of_w, lower=True)
+        absorbed = np.einsum("qmpe,pe->qm", coupling, half)
+        right = (np.asarray(query_first(of_theta)) - absorbed).ravel()
         right = right if inside is None else inside @ right
-        flat = jnp.asarray(root * scipy.linalg.cho_solve(factor, root * right))
-        flat = flat.reshape(theta.shape[1], -1)
-        left = half - jnp.einsum("qmpe,qm->pe", normal.coupling, flat)
-        by_w = jax.scipy.linalg.solve_triangular(normal.chol, left, lower=True, trans="T")
-        return heads_first(flat, m), by_w
+        by_theta = (root * scipy.linalg.cho_solve(factor, root * right)).reshape(coupling.shape[:2])
+        left = half - np.einsum("qmpe,qm->pe", coupling, by_theta)
+        by_w = scipy.linalg.solve_triangular(chol, left, lower=True, trans="T")
+        return _flat(heads_first(jnp.asarray(by_theta), m), jnp.asarray(by_w))
 
     return solve
 

@@ -42,7 +42,7 @@ Indices = slice | ArrayLike
 
 # Entries of a view, X and Y together, up to which it is held in memory: 64 MiB of doubles.
 _SMALL = 2**23
-# Times the counting limit from which on more examples hardly make learning easier, and entries up to
+# Times the counting limit from which on more examples hardly make learning easier, and entries to
 # which a working set is filled all the same: 16 MiB of doubles, of which a fit makes many copies.
 _PLENTY, _WORKING = 64, 2**21
 
