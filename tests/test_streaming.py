@@ -22,6 +22,7 @@ from mhalearn.inputs import sample_inputs
 from mhalearn.outcome import Outcome, Solution, Trace
 from mhalearn.polish import polish_on
 from mhalearn.spectrum import measure_spectrum
+from mhalearn.verdict import contradiction
 
 LAYER = mha.random_layer(2, 3, out_dim=2, seed=1)
 SOURCE = Path(mha.__file__).parents[1]
@@ -367,6 +368,21 @@ def test_noisy_labels_with_worse_ones_in_a_late_shard_are_told(tmp_path, knowing
     assert model.outcome_ is Outcome.FITTED
     assert "of which 3 are off by more than 10 times the median" in model.solution_.reason
     assert all(event.stage != "refit" for event in model.trace_)
+
+
+def test_what_the_part_shows_too_is_no_objection():
+    x, y = small_examples(400)
+    rng = np.random.default_rng(2)
+    noisy = y + 1e-3 * rng.standard_normal(y.shape)
+    uneven = noisy + (np.arange(400) % 40 == 3)[:, None, None]
+    late = noisy + (np.arange(400) == 399)[:, None, None]
+
+    def objection(labels):
+        given = Examples(x, labels)
+        return contradiction(SMALL, given.subset(slice(0, 200)), given)
+
+    assert [objection(labels) for labels in (y, noisy, uneven)] == [None] * 3
+    assert "of which 1 are off" in objection(late)
 
 
 def test_a_sorted_file_is_learned_like_any_other(tmp_path, small_working_set):

@@ -198,7 +198,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             outcome, reason = self._judge(solution, evidence)
         objection = None
         if part.n < examples.n and outcome in (Outcome.RECOVERED, Outcome.FITTED):
-            objection = contradiction(layer, part, examples)
+            objection = contradiction(layer, fitted, examples)
             if objection is not None:
                 outcome, reason = Outcome.FITTED, objection
         if certificate is not None and certificate.recovered and outcome is Outcome.FITTED:

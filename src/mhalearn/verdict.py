@@ -198,7 +198,7 @@ def _count_unlike(squared: Float64) -> int:
 def contradiction(layer: AttentionLayer, part: Examples, examples: Examples) -> str | None:
     """What all examples say against a layer that part of them speaks for, or None. A pass.
 
-    Where the part is fitted exactly, so must all be; where it is noisy, they must be as noisy.
+    Where the part is fitted exactly, so must all be; where it is noisy alike, so must they.
     """
     known, every = measure_residuals(layer, part), measure_residuals(layer, examples)
     error = f"relative squared error {every.root_relative**2:.2g}"
@@ -213,7 +213,7 @@ def contradiction(layer: AttentionLayer, part: Examples, examples: Examples) -> 
             "these labels"
         )
     unlike = _count_unlike(every.squared)
-    if unlike == 0:
+    if unlike == 0 or _count_unlike(known.squared):  # the verdict on the part has seen it
         return None
     return (
         f"{error} over all examples, of which {unlike} are off by more than {_ALIKE:.0f} times the "
