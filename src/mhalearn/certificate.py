@@ -128,10 +128,11 @@ def certify(
     delta, n = float(delta), examples.n
     exceeding = int(np.sum(residuals.relative > THRESHOLD))
     tail = 1.0 if exceeding == n else float(beta.ppf(1 - delta, exceeding + 1, n - exceeding))
-    inputs = learned_from if learned_from is not None else examples
+    enough = examples.plenty(layer.n_heads, layer.out_bias is not None, head_dim)
+    inputs = learned_from if learned_from is not None else examples.sample(enough, seed=0)
     spectrum = measure_spectrum(layer, inputs, head_dim)
     null = None if spectrum is None else spectrum.null_dimension
-    learned = learned_from.n if learned_from is not None else _learned_count(layer, inputs.n)
+    learned = learned_from.n if learned_from is not None else _learned_count(layer, n)
     intervals = bound = None
     if spectrum is not None:
         # Labels that happen to be met to the last bit say no more than their rounding allows.
@@ -166,21 +167,29 @@ def certify(
 
 
 def refitted(
-    certificate: Certificate, layer: AttentionLayer, examples: Examples, head_dim: int | None
+    certificate: Certificate,
+    layer: AttentionLayer,
+    examples: Examples,
+    head_dim: int | None,
+    part: Examples | None = None,
 ) -> Certificate:
     """The certificate of a layer that was fitted to all examples after it was certified.
+
+    part: random ones of them, in memory, whose inputs stand for all.
 
     The noise, sqrt(|residual|^2 / (scalars - unknowns)), and the intervals, both to first order,
     are those of that fit. No example is left to vouch for fresh inputs, so the tail is given up.
     """
-    spectrum = measure_spectrum(layer, examples, head_dim)
+    part = examples if part is None else part
+    spectrum = measure_spectrum(layer, part, head_dim)
     null = 0 if spectrum is None else spectrum.null_dimension
-    scalars = int(examples.arrays().lengths.sum()) * layer.out_dim
+    scalars = examples.rows * layer.out_dim
     share = 1 - (_count_unknowns(layer, head_dim) - null) / scalars
     noise = measure_residuals(layer, examples).noise_level / math.sqrt(share)
     intervals = None
     if spectrum is not None:
-        intervals = _scaled(spectrum.deviations, norm.ppf(1 - certificate.delta / 2) * noise)
+        width = norm.ppf(1 - certificate.delta / 2) * noise * math.sqrt(part.rows / examples.rows)
+        intervals = _scaled(spectrum.deviations, width)
     return replace(
         certificate,
         noise_level=noise,

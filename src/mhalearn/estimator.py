@@ -25,7 +25,7 @@ from mhalearn.certificate import (
     refitted,
 )
 from mhalearn.examples import Examples, Survey
-from mhalearn.information import Information, measure_information, number_groups
+from mhalearn.information import Information, measure_information
 from mhalearn.journal import Journal
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.newton import learn as learn_newton
@@ -33,11 +33,12 @@ from mhalearn.outcome import Event, Outcome, Solution, Trace
 from mhalearn.polish import polish_on
 from mhalearn.precision import label_precision
 from mhalearn.reduction import reduce_heads
+from mhalearn.refit import refit
 from mhalearn.sculpt import learn as learn_sculpt
 from mhalearn.settings import check_settings, check_start
 from mhalearn.terminal import Progress
 from mhalearn.threads import one_lapack_thread
-from mhalearn.verdict import Evidence, is_noisy_alike, judge
+from mhalearn.verdict import Evidence, contradiction, is_noisy_alike, judge
 
 _LEARNERS: dict[str, Callable[..., Solution]] = {
     "newton": learn_newton,
@@ -46,10 +47,10 @@ _LEARNERS: dict[str, Callable[..., Solution]] = {
     "lbfgs": lbfgs.learn,
     "linear": linear.learn,
 }
-# Learners that walk over examples in passes; the others hold them in memory.
+# Learners that walk over all examples in passes; the others learn from a working set.
 _STREAMS = ("sculpt",)
-# Examples that polish and the spectrum look at, at most: learners that stream need many more.
-_POLISHED = 50_000
+# Heads to have room for where their number is open and their rank is not known.
+_PLAUSIBLE = 8
 
 
 class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -105,21 +106,23 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> AttentionRegressor:
         """Learn from X (n, k, d) and Y (n, k, e), or from an Examples.
 
-        Memory: method "sculpt" reads examples that are not in memory in passes, a block at a time,
-        and holds the first 50,000 to polish; the others hold all examples.
+        Memory: of more than `Examples.plenty` a random working set of that many is held, to learn
+        from, to polish and to certify; all others are read in passes, a block at a time. Method
+        "sculpt" learns from all. In the end every example counts: one that contradicts the layer
+        is told, and under noise the layer is fitted to all.
         """
         examples = as_examples(X, Y, lengths)
         check_settings(self, examples)
         with Progress(enabled=bool(self.progress)) as progress:
             self._trace = Trace(self.max_seconds, self._listener(progress))
-            survey = examples.survey()
+            examples, part, survey = self._gather(examples)
             check_sizes(survey)
             self._seen = survey.hashes
             if self.checkpoint is not None:
                 self._trace.follow(self._open_journal(examples))
             try:
                 with one_lapack_thread():
-                    solution = self._solve(examples, survey, self._trace)
+                    solution = self._solve(examples, part, survey, self._trace)
             except BaseException:
                 with suppress(OSError):  # what broke the run is to be told
                     self._trace.journal.flush()
@@ -160,20 +163,26 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return None
         return trace.best.replace(seen=self._seen)
 
-    def _solve(self, examples: Examples, survey: Survey, trace: Trace) -> Solution:
+    def _gather(self, examples: Examples) -> tuple[Examples, Examples, Survey]:
+        """The examples, in memory if they are few; the working set, or all; and their survey."""
+        heads = self.n_heads
+        if isinstance(heads, str):
+            heads = _PLAUSIBLE if self.head_dim is None else -(-examples.d // self.head_dim)
+        count = examples.plenty(heads, self.bias, self.head_dim)
+        if count == examples.n:
+            examples = examples if examples.in_memory else examples.subset(slice(None))
+            return examples, examples, examples.survey()
+        survey, part = examples.survey_and_sample(count, self.random_state)
+        detail = f"{count} of {examples.n} examples"
+        self._trace.emit("working set", count, detail=detail, of=examples.n)
+        return examples, part, survey
+
+    def _solve(self, examples: Examples, part: Examples, survey: Survey, trace: Trace) -> Solution:
         # Repeated inputs are neither more equations nor a test of what was fitted.
-        information = None
-        if examples.in_memory and examples.n <= _POLISHED:
-            information = self._ask(examples)
-            group_of = information.group_of
-        else:
-            group_of = number_groups(survey.input_hashes)
-        fitted, held = self._split(examples, group_of)
-        solution = self._learn(fitted, trace)
+        information = self._ask(part)
+        fitted, held = self._split(part, information.group_of)
+        solution = self._learn(fitted, held, examples if part.n < examples.n else None, survey)
         layer, learned_from = solution.layer, fitted.n
-        if fitted.n > _POLISHED or not fitted.in_memory:
-            fitted = fitted.subset(slice(0, _POLISHED))
-        information = information or self._ask(fitted)
         if self.polish and solution.outcome is Outcome.FITTED:
             layer, loss = polish_on(fitted, layer, trace, bias=self.bias, head_dim=self.head_dim)
             layer, loss = reduce_heads(layer, loss, fitted, trace, head_dim=self.head_dim)
@@ -202,12 +211,19 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 layer, asked, fitted, held, certificate, information, ratio, self.head_dim
             )
             outcome, reason = self._judge(solution, evidence)
+        objection = None
+        if part.n < examples.n and outcome in (Outcome.RECOVERED, Outcome.FITTED):
+            objection = contradiction(layer, fitted, examples)
+            if objection is not None:
+                outcome, reason = Outcome.FITTED, objection
         if certificate is not None and certificate.recovered and outcome is Outcome.FITTED:
             certificate = replace(certificate, recovered=False, reason=reason)
-        if certificate is not None and outcome is Outcome.FITTED and self._may_refit(examples):
+        may_refit = self.polish and objection is None and not trace.expired
+        if certificate is not None and outcome is Outcome.FITTED and may_refit:
             assert held is not None
             if is_noisy_alike(layer, fitted, held):
-                layer, certificate = self._refit(layer, certificate, examples)
+                layer, certificate, told = self._refit(layer, certificate, part, examples)
+                reason += told
         trace.emit("outcome", detail=f"{outcome.name}: {reason}")
         return Solution(
             layer=layer.replace(seen=self._seen),
@@ -218,20 +234,30 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             settings=self._settings(examples),
         )
 
-    def _learn(self, examples: Examples, trace: Trace) -> Solution:
-        start = trace.journal.start if self._method == "newton" else None
+    def _learn(
+        self, fitted: Examples, held: Examples | None, stream: Examples | None, survey: Survey
+    ) -> Solution:
+        """Run the learner: on `fitted`, or, if it can, on all of a stream but what is held out."""
+        options: dict[str, Any] = {}
+        if self._method == "newton" and self._trace.journal.start is not None:
+            options["start"] = self._trace.journal.start
+        given = fitted
+        if stream is not None and self._method in _STREAMS:
+            apart = np.zeros(0, np.uint64) if held is None else held.survey().input_hashes
+            given = stream.view(~np.isin(survey.input_hashes, apart))
+            options["part"] = fitted
         learn = partial(
             _LEARNERS[self._method],
-            examples,
+            given,
             n_heads=self.n_heads,
             bias=self.bias,
             causal=self.causal,
             head_dim=self.head_dim,
             seed=self.random_state,
-            trace=trace,
-            **({} if start is None else {"start": start}),
+            trace=self._trace,
+            **options,
         )
-        return trace.once("solution", learn)
+        return self._trace.once("solution", learn)
 
     @property
     def _method(self) -> str:
@@ -278,8 +304,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Examples, Examples | None]:
         """Keep an eighth of the examples to certify with, if the rest still determines the layer.
 
-        Which ones is random: files are often sorted. Groups of equal inputs stay together. For a
-        learner that streams, the rest stays where it is.
+        Which ones is random: files are often sorted. Groups of equal inputs stay together.
         """
         heads = 1 if isinstance(self.n_heads, str) else self.n_heads
         limit = examples.counting_limit(heads, self.bias, self.head_dim)
@@ -289,20 +314,24 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return examples, None
         order = np.random.default_rng([self.random_state, 0x5B117]).permutation(groups)
         held = np.isin(group_of, order[:count])
-        rest = examples.view(~held) if self.method in _STREAMS else examples.subset(~held)
-        return rest, examples.subset(held)
-
-    def _may_refit(self, examples: Examples) -> bool:
-        few = examples.in_memory and examples.n <= _POLISHED
-        return self.polish and few and not self._trace.expired
+        return examples.subset(~held), examples.subset(held)
 
     def _refit(
-        self, layer: AttentionLayer, certificate: Certificate, examples: Examples
-    ) -> tuple[AttentionLayer, Certificate]:
-        """Under noise what was held out is worth more fitted."""
-        layer, _ = polish_on(examples, layer, self._trace, bias=self.bias, head_dim=self.head_dim)
+        self, layer: AttentionLayer, certificate: Certificate, part: Examples, examples: Examples
+    ) -> tuple[AttentionLayer, Certificate, str]:
+        """Under noise what was held out, or left where it is, is worth more fitted."""
+        head_dim, trace, told = self.head_dim, self._trace, ""
+        layer, _ = polish_on(part, layer, trace, bias=self.bias, head_dim=head_dim)
+        if part.n < examples.n:
+            streamed = refit(layer, examples, part, trace, head_dim=head_dim)
+            if streamed is not None:
+                layer = streamed
+            elif examples.in_memory:
+                layer, _ = polish_on(examples, layer, trace, bias=self.bias, head_dim=head_dim)
+            else:
+                examples, told = part, f"; estimated from {part.n} of {examples.n} examples"
         layer = layer.replace(metadata=self._metadata(examples.n))
-        return layer, refitted(certificate, layer, examples, self.head_dim)
+        return layer, refitted(certificate, layer, examples, head_dim, part), told
 
     def _listener(self, progress: Progress) -> Callable[[Event], None]:
         def listen(event: Event) -> None:

@@ -12,7 +12,7 @@ from mhalearn.attention import Chunk, in_float64, on_device
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, make_chunk
 
-# Doubles a chunk's largest intermediate may hold: 128 MiB on a CPU.
+# Doubles a chunk's intermediates may hold, where the normal matrix is formed: 128 MiB on a CPU.
 WORKSPACE = 2**24
 
 
@@ -88,11 +88,12 @@ def make_problem(
     x_scale = _power_of_two_near(_rms(x, inside))
     y_scale = _power_of_two_near(_rms(y, inside))
     query_dim, width, out_dim = d + bias, n_heads * d + bias, y.shape[2]
-    widest = max((n_heads * d) ** 2, query_dim * width, n_heads * d * out_dim, query_dim**2)
+    # Of a row; the products C_i W_i are there three times, as a sum, centred and transposed.
+    held = (n_heads * d) ** 2 + 3 * n_heads * d * out_dim + query_dim * (width + query_dim)
     if narrow:
-        widest = n_heads * (k + 2 * d + out_dim)
+        held = n_heads * (k + 2 * d + out_dim)
     padded = _few_bits_above(n)
-    chunks = -(-padded * k * widest // on_device(WORKSPACE))
+    chunks = -(-padded * k * held // on_device(WORKSPACE))
     size = -(-padded // chunks)
     parts = [
         make_chunk(

@@ -26,7 +26,7 @@ def reduce_heads(
     larger by no more than its missing parameters explain (Akaike's criterion).
     """
     tried = {layer.n_heads}
-    scalars = int(examples.arrays().lengths.sum()) * examples.out_dim
+    scalars = examples.rows * examples.out_dim
     per_head = layer.d * (layer.d + layer.out_dim)
     for tolerance in _TOLERANCES:
         smaller = layer.canonical(tolerance=tolerance)

@@ -226,9 +226,11 @@ def read_tensors(
     kind: str | None,
     required: tuple[str, ...],
     only: tuple[str, ...] | None = None,
+    rows: slice | None = None,
 ) -> tuple[Tensors, dict[str, str]]:
     """The tensors of a safetensors file (all, or those in `only`) and its metadata.
 
+    rows: of each tensor only these, along its first axis; the rest of it is not read.
     The file must say that it is of this `kind` (None: a file of another library may say anything)
     and hold the required tensors. bfloat16, which NumPy lacks, is read as float32; every other
     dtype as it is.
@@ -236,7 +238,7 @@ def read_tensors(
     with _opened(path, kind, required) as file:
         tensors = {}
         for name in sorted(file.keys() if only is None else set(only) & set(file.keys())):
-            tensor = file.get_tensor(name)
+            tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
             if tensor.dtype == ml_dtypes.bfloat16:
                 tensor = tensor.astype(np.float32)
             tensors[name] = tensor

@@ -42,6 +42,12 @@ Indices = slice | ArrayLike
 
 # Entries of a view, X and Y together, up to which it is held in memory: 64 MiB of doubles.
 _SMALL = 2**23
+# Times the counting limit from which on more examples hardly make learning easier, and entries to
+# which a working set is filled all the same: 16 MiB of doubles, of which a fit makes many copies.
+_PLENTY, _WORKING = 64, 2**21
+
+# Keeps the choice of a working set apart from other random numbers of a seed.
+_STREAM = 0x3A3B1E
 
 _SAVED = "give a .safetensors file, an .npz file with arrays X and Y, or a folder of shards"
 
@@ -146,6 +152,18 @@ class Examples:
         """Whether a pass over the examples reads or computes nothing."""
         return isinstance(self._source, Arrays)
 
+    @property
+    def rows(self) -> int:
+        """Tokens of all examples together, padding left out. Cost: the lengths are read."""
+        if not self.has_lengths:
+            return self.n * self.k
+        blocks = range(len(self._source.starts) - 1)
+        return sum(int(self._source.lengths(index).sum()) for index in blocks)
+
+    @property
+    def _entries(self) -> int:
+        return self.k * (self.d + self.out_dim)
+
     def __len__(self) -> int:
         return self.n
 
@@ -202,7 +220,7 @@ class Examples:
         chosen = self._chosen("view", indices)
         if not _is_ascending(chosen):
             raise ValueError("view: choose each example once, in ascending order; or use subset")
-        if self.in_memory or len(chosen) * self.k * (self.d + self.out_dim) <= _SMALL:
+        if self.in_memory or len(chosen) * self._entries <= _SMALL:
             return self.subset(chosen)
         return Examples._over(View(self._source, chosen), self.metadata)
 
@@ -224,6 +242,46 @@ class Examples:
     def survey(self) -> Survey:
         """Hashes and largest entries of all examples, in one pass."""
         return survey_blocks(self._chunks(1024), self.n)
+
+    def plenty(self, n_heads: int, bias: bool = False, head_dim: int | None = None) -> int:
+        """How many of the examples a learner needs in memory at most: its working set.
+
+        All of them, or 64 times the counting limit, or as many as take 16 MiB as doubles if that is
+        more.
+        """
+        limit = self.counting_limit(n_heads, bias, head_dim)
+        return int(min(self.n, max(_PLENTY * limit, _WORKING // self._entries)))
+
+    def sample(self, count: int, seed: int) -> "Examples":
+        """Random examples, in random order, in memory; all of them, as they are, if no more.
+
+        Cost: one pass. What is first in a file is often not like the rest of it.
+        """
+        return self if count >= self.n else self.survey_and_sample(count, seed)[1]
+
+    def survey_and_sample(self, count: int, seed: int) -> tuple[Survey, "Examples"]:
+        """`survey`, and `count` random examples, in one pass."""
+        rng = np.random.default_rng([seed, _STREAM])
+        chosen = np.sort(rng.choice(self.n, count, replace=False, shuffle=False))
+        place = rng.permutation(count)
+        lengths = np.empty(count, np.int64)
+        x = y = np.empty(0)
+
+        def picking() -> Iterator[Block]:
+            nonlocal x, y
+            start = 0
+            for block in self._chunks(1024):
+                if start == 0:
+                    x, y = (np.empty((count, *part.shape[1:]), part.dtype) for part in block[:2])
+                first, last = np.searchsorted(chosen, [start, start + len(block.x)])
+                there, here = place[first:last], chosen[first:last] - start
+                x[there], y[there], lengths[there] = block.rows(here)
+                start += len(block.x)
+                yield block
+
+        survey = survey_blocks(picking(), self.n)
+        given = lengths if self.has_lengths else None
+        return survey, Examples(x, y, given, metadata=self.metadata)
 
     def hashes(self) -> NDArray[np.uint64]:
         """A 64-bit hash of each example's values; see `Survey`."""

@@ -96,9 +96,11 @@ def learn(
     head_dim: int | None,
     seed: int,
     trace: Trace,
+    part: Examples | None = None,
 ) -> Solution:
     """Learn a layer by the six phases, from random examples alone.
 
+    part: random ones of them, in memory, for what needs few; the first ones otherwise.
     Trust: the phases are those of Chen & Li (STOC 2025), proved for uniform +-1 inputs under their
     non-degeneracy conditions with N = (kd)^Theta(m) examples and (kd)^O(m^3) time; run as here,
     with robust least squares and far fewer examples, they are a heuristic.
@@ -109,7 +111,7 @@ def learn(
     if examples.has_lengths:
         raise ValueError("lengths: the paper's phases need examples of one length; use newton")
     try:
-        phases = run_phases(examples, n_heads, seed, trace)
+        phases = run_phases(examples, n_heads, seed, trace, part)
     except Breakdown as breakdown:
         tell_breakdown(breakdown.phase, str(breakdown), breakdown.numbers, trace)
         reason = f"{breakdown.phase}: {breakdown}"
@@ -134,15 +136,18 @@ def _nothing(examples: Examples) -> AttentionLayer:
     return AttentionLayer(np.zeros((1, d, d)), np.zeros((1, d, e)))
 
 
-def run_phases(examples: Examples, n_heads: int | str, seed: int, trace: Trace) -> Phases:
+def run_phases(
+    examples: Examples, n_heads: int | str, seed: int, trace: Trace, part: Examples | None = None
+) -> Phases:
     """The algorithm. `n_heads="auto"` takes the count from the body after the first refined sum.
 
     Trust: as each phase says; phase 6's held-out examples were streamed through phases 1 to 5 too.
     """
     if not isinstance(n_heads, str):
         n_heads = int(n_heads)
+    part = examples if part is None else part
     tell_theory(examples, n_heads, trace)
-    check_feasible(examples, n_heads, trace)
+    check_feasible(part, n_heads, trace)
     d = examples.d
 
     watch = _watcher("phase 1: crude sum", trace)
@@ -163,7 +168,9 @@ def run_phases(examples: Examples, n_heads: int | str, seed: int, trace: Trace) 
     for round_ in range(1, _ROUNDS + 1):
         shape = _shape(rows[-1], heads, round_, trace)
         if not isinstance(n_heads, int) and sums:
-            heads = count_heads(examples, total, shape, width, trace)
+            heads = count_heads(part, total, shape, width, trace)
+            if heads > 1:
+                tell_theory(examples, heads, trace)
             shape = _shape(rows[-1], heads, round_, trace)
         tell_shape(shape, round_ - 1, trace)
         watch = _watcher("phase 3: refined sum", trace)
@@ -186,7 +193,7 @@ def run_phases(examples: Examples, n_heads: int | str, seed: int, trace: Trace) 
     _check_time("phase 5: span", trace)
     body, angle = _check_span(rows[-1], shape, seed, trace)
     _check_time("phase 6: net", trace)
-    net = search_phase(examples, shape, heads, seed, trace)
+    net = search_phase(part, shape, heads, seed, trace)
     return Phases(crude, tuple(rows), body, tuple(shapes), tuple(margins), tuple(sums), angle, net)
 
 
@@ -316,5 +323,4 @@ def count_heads(
     heads, gap = shape.guess_heads(most + 1)
     heads = min(heads, most)
     tell_heads(heads, gap, trace)
-    tell_theory(examples, heads, trace)
     return heads

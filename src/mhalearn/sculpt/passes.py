@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from mhalearn.examples import Examples
 
-# Rows (tokens of examples) handled at once; a few arrays of this many rows by e are alive.
-_ROWS = 1 << 17
+# Rows (tokens of examples) handled at once, and entries of theirs, X and Y together: 16 MiB of
+# doubles, of which a few copies are alive.
+_ROWS, _ENTRIES = 2**17, 2**21
 
 
 class Part(NamedTuple):
@@ -29,7 +30,8 @@ def walk(
 ) -> Iterator[Part]:
     """All examples in order, or the first `most`, padded to chunks of one shape."""
     n = examples.n if most is None else min(most, examples.n)
-    size = min(n, max(1, _ROWS // examples.k))
+    rows = min(_ROWS, _ENTRIES // (examples.d + examples.out_dim))
+    size = min(n, max(1, rows // examples.k))
     start = 0
     for x, y, _ in examples.chunks(size):
         count = min(len(x), n - start)
