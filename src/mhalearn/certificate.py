@@ -22,8 +22,9 @@ from mhalearn._types import Array, Float
 from mhalearn.attention import Chunk, attend, compiled, forward, stacked_heads, tangent
 from mhalearn.examples import Examples, Survey
 from mhalearn.layer import AttentionLayer, Float64
+from mhalearn.openness import CLOSED, measure_openness
 from mhalearn.precision import label_precision
-from mhalearn.spectrum import DENSE_LIMIT, Parameters, Spectrum, measure_spectrum
+from mhalearn.spectrum import Parameters, Spectrum, measure_spectrum
 
 # Relative error of an example that the distribution-free statement speaks about. Fixed here, before
 # any data are seen, as that statement needs.
@@ -131,13 +132,16 @@ def certify(
     enough = examples.plenty(layer.n_heads, layer.out_bias is not None, head_dim)
     inputs = learned_from if learned_from is not None else examples.sample(enough, seed=0)
     spectrum = measure_spectrum(layer, inputs, head_dim)
-    null = None if spectrum is None else spectrum.null_dimension
     learned = learned_from.n if learned_from is not None else _learned_count(layer, n)
-    intervals = bound = None
-    if spectrum is not None:
-        # Labels that happen to be met to the last bit say no more than their rounding allows.
-        least = residuals.unit / 4
-        error = residuals.label_norm * max(residuals.root_relative, least)
+    intervals = bound = null = None
+    # Labels that happen to be met to the last bit say no more than their rounding allows.
+    error = residuals.label_norm * max(residuals.root_relative, residuals.unit / 4)
+    if spectrum is None and residuals.exact:
+        openness = measure_openness(layer, inputs, head_dim)
+        null = 0 if openness.unseen < CLOSED else None
+        bound = openness.room * error * math.sqrt(openness.n_examples / n)
+    elif spectrum is not None:
+        null = spectrum.null_dimension
         bound = _parameter_bound(layer, spectrum, error * math.sqrt(inputs.n / n))
         width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
         intervals = _scaled(spectrum.deviations, width)
@@ -371,8 +375,8 @@ def _reason(
         )
     if null is None or bound is None:
         return (
-            "the residual is at the precision of the labels, but with more than "
-            f"{DENSE_LIMIT} attention unknowns the spectrum that would exclude others is too large"
+            "the residual is at the precision of the labels, but the inputs leave a random change "
+            "of the parameters partly unseen: other layers may fit as well"
         )
     if null:
         return (

@@ -235,7 +235,7 @@ def _solve(
             tolerance.astype(kind),
             _CG_STEPS,
         )
-    return unflatten(size * solved.astype(flat.dtype))
+    return unflatten(size * solved.step.astype(flat.dtype))
 
 
 def curvature(heads: NarrowHeads, data: Chunk) -> Callable[[Array], Array]:

@@ -16,6 +16,7 @@ import optax
 from mhalearn._types import Array, Float
 from mhalearn.attention import Chunk, compiled, in_float64, total
 from mhalearn.examples import Examples
+from mhalearn.journal import generator_from, generator_words
 from mhalearn.layer import AttentionLayer
 from mhalearn.narrow import (
     NarrowHeads,
@@ -34,6 +35,9 @@ _STREAM = 0x3A27
 # Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much.
 _RATE, _FADING, _FADED = 0.06, 0.6, 1e-2
 _STEPS, _BLOCK = 2000, 100
+# Up to this many times the counting limit of examples, a penalty that fades so many times slower
+# finds heads that are else lost among surplus ones.
+_SCARCE, _PATIENCE = 12.0, 4
 # Examples a step; more keep an accelerator busy.
 _BATCH_CPU, _BATCH = 128, 1024
 # Heads closer than this, relative to their size, were meant to be one; smaller ones to be none.
@@ -85,14 +89,28 @@ def learn_narrow(
     if start is not None and n_heads in (None, start.n_heads):
         given, _ = polish_heads(to_heads(start, problem, head_dim), part, trace, stage="resumed")
         choice.offer(to_layer(given, problem))
+    journal = trace.journal
+    steps = _STEPS if fit.n >= _SCARCE * limit else _PATIENCE * _STEPS
     for attempt in range(_ATTEMPTS):
-        if choice.loss < exact or trace.expired:
+        name = f"attempt {attempt + 1}"
+        if journal.recall(name) is not None:
+            continue
+        if not journal.begun(name) and (choice.loss < exact or trace.expired):
             break
-        layer = learn_many(
-            problem, part, trace, n_heads=n_heads, head_dim=head_dim, seed=seed, attempt=attempt
-        )
-        if layer is not None:
-            choice.offer(layer)
+        with journal.within(name):
+            layer = learn_many(
+                problem,
+                part,
+                trace,
+                n_heads=n_heads,
+                head_dim=head_dim,
+                seed=seed,
+                attempt=attempt,
+                steps=steps * (attempt + 1),
+            )
+            if layer is not None:
+                choice.offer(layer)
+        journal.record(name, 1, now=True)
     if choice.layer is None:
         choice.offer(problem.zero_layer(heads))
         return choice.solution(Outcome.TIME_LIMIT if trace.expired else Outcome.NONFINITE)
@@ -109,11 +127,12 @@ def learn_many(
     head_dim: int,
     seed: int,
     attempt: int,
+    steps: int = _STEPS,
 ) -> AttentionLayer | None:
     """One attempt: a student, its descent, its canonical form, and that polished; None: diverged.
 
     part: some of the examples, enough for polish. n_heads: None where the count is open. Later
-    attempts have more heads and take more steps.
+    attempts have more heads.
     Cost: O(k m (d h + k h)) an example and step. Trust: a heuristic.
     """
     guess = n_heads or guess_heads(problem.d, head_dim)
@@ -121,7 +140,7 @@ def learn_many(
     rng = np.random.default_rng([seed, _STREAM, attempt])
     heads = random_heads(problem, student, head_dim, rng)
     stage = f"attempt {attempt + 1}"
-    heads = fade(heads, problem, trace, _STEPS * (attempt + 1), rng, stage=stage)
+    heads = fade(heads, problem, trace, steps, rng, stage=stage)
     if not all(np.isfinite(part).all() for part in heads):
         return None
     heads = merge_heads(heads, _MERGED, most=n_heads)
@@ -172,12 +191,16 @@ def fade(
     first = _critical_penalty(problem)
     walk = Walk(heads, _ADAM.init(heads), jnp.ones(()))
     mean_square = jnp.float32(problem.energy / problem.rows)
-    for begun in range(0, steps, _BLOCK):
+    start = (0, walk, generator_words(rng))
+    first_step, walk, words = trace.journal.recall("fade", like=start) or start
+    rng = generator_from(words)
+    for begun in range(first_step, steps, _BLOCK):
         progress = np.arange(begun, begun + _BLOCK) / steps
         penalty = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
         rate = _RATE / problem.d**0.5 * 0.5 * (1 + np.cos(np.pi * progress))
         chosen = there[rng.integers(0, len(there), (_BLOCK, batch))]
         walk = _advance(walk, data, mean_square, *map(jnp.asarray, (chosen, penalty, rate)))
+        trace.journal.record("fade", (begun + _BLOCK, walk, generator_words(rng)))
         trace.emit(stage, begun + _BLOCK, float(walk.loss))
         if trace.expired:
             break
