@@ -100,7 +100,8 @@ def test_labels_that_no_such_layer_makes_are_not_called_exact():
 
 
 @in_float64
-def test_a_step_holds_a_few_copies_of_one_chunk_and_of_the_factors():
+@pytest.mark.parametrize("single", [True, False])
+def test_a_step_holds_the_attention_of_all_examples_and_copies_of_one_chunk(single):
     m, d, h, k, size = 12, 96, 8, 8, 32
 
     def of(*shape, dtype=np.float64):
@@ -117,13 +118,15 @@ def test_a_step_holds_a_few_copies_of_one_chunk_and_of_the_factors():
             of(*rows, k, dtype=bool),
         )
         heads = NarrowHeads(of(m, d, h), of(m, d, h), of(m, d, h), of(m, h, d), of(0, d))
-        lowered = narrow._gauss_newton.lower(heads, data, of(), of())
+        lowered = narrow._gauss_newton.lower(heads, data, of(), of(), single=single)
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     few, many = temporary(2), temporary(64)
-    assert many - few < 1e5  # nothing grows with the number of examples
+    # Kept for every example: its attention, and in single precision its tokens and queries.
+    item, kept = (4, 2 * d) if single else (8, 0)
+    assert many - few < 1.1 * item * 62 * size * k * (m * (4 * h + k) + kept) + 1e5
     row = m * (4 * h + 2 * k) + 2 * d
-    assert few < 8 * (4 * size * k * row + 12 * 4 * m * d * h)
+    assert few < 8 * (8 * size * k * row + 12 * 4 * m * d * h)
     assert few < 8 * m * d**2 * 20  # a handful of attention matrices, let alone their products
 
 

@@ -148,11 +148,12 @@ def test_descent_is_the_same_in_one_chunk_and_in_many(monkeypatch):
     examples = make_examples(layer)
     theta = random_layer(HEADS, D, scale=1.0, seed=7).theta[None]
     runs = []
-    for workspace in (2**24, 2**13):
+    for workspace in (2**24, 2**15):
         monkeypatch.setattr(problem_module, "WORKSPACE", workspace)
         problem = make_problem(examples, HEADS, bias=False, causal=False)
         runs.append((problem, begin(theta, problem)))
-    assert [problem.data.tokens.shape[0] for problem, _ in runs] == [1, 8]
+    one, many = (problem.data.tokens.shape[0] for problem, _ in runs)
+    assert one == 1 < many
     losses = []
     for _ in range(6):
         runs = [

@@ -4,6 +4,11 @@ import numpy as np
 import pytest
 
 from mhalearn import AttentionRegressor, Examples, Outcome, compare, random_layer, sample_inputs
+from mhalearn import refit as refit_module
+from mhalearn.outcome import Trace
+from mhalearn.polish import polish_on
+from mhalearn.refit import refit
+from mhalearn.spectrum import measure_spectrum
 
 TRUTH = random_layer(2, 4, seed=1)
 
@@ -69,3 +74,47 @@ def test_a_key_vector_of_a_narrow_head_counts_as_its_rank():
         learner = AttentionRegressor(2, head_dim=1, bias=True, random_state=seed).fit(x, y)
         levels.append(learner.certificate_.noise_level / 1e-2)
     assert np.mean(levels) == pytest.approx(1.0, abs=0.03)
+
+
+# In passes: the gradient of all examples, the normal matrix of a part
+
+
+@pytest.mark.parametrize(
+    ("bias", "causal", "head_dim", "ragged"),
+    [(False, False, None, False), (True, True, None, True), (True, False, 2, False)],
+)
+def test_passes_lead_to_the_least_squares_layer_of_all_examples(bias, causal, head_dim, ragged):
+    truth = random_layer(2, 4, rank=head_dim, key_vector=bias, out_bias=bias, seed=1)
+    truth = truth.replace(causal=causal)
+    if head_dim is not None:  # in the row space, as a rank asks
+        truth = truth.replace(key_vector=truth.theta[:, 0] * 0.5)
+    n, sigma, rng = 3000, 1e-2, np.random.default_rng(5)
+    x = sample_inputs("gaussian", n, 5, 4, seed=2)
+    lengths = rng.integers(3, 6, n) if ragged else None
+    y = truth(x, lengths)
+    examples = Examples(x, y + sigma * rng.standard_normal(y.shape), lengths)
+    part = examples.sample(500, seed=0)
+    start, _ = polish_on(part, truth, Trace(), bias=bias, head_dim=head_dim)
+    found = refit(start, examples, part, Trace(), head_dim=head_dim)
+    best, _ = polish_on(examples, truth, Trace(), bias=bias, head_dim=head_dim)
+    deviations = measure_spectrum(truth, examples, head_dim).deviations
+    names = ["theta", "w"] + (["key_vector", "out_bias"] if bias else [])
+    for name in names:
+        one, wrong = sigma * getattr(deviations, name), getattr(found, name) - getattr(best, name)
+        assert np.abs(wrong / one).max() < 0.02
+        assert np.abs((getattr(start, name) - getattr(best, name)) / one).max() > 0.5
+    if head_dim is not None:
+        assert np.linalg.matrix_rank(found.theta, tol=1e-9).tolist() == [head_dim] * 2
+
+
+def test_passes_that_do_not_get_there_are_none(monkeypatch):
+    x, y = draw(2000, 1e-2)
+    examples = Examples(x, y)
+    part = examples.sample(100, seed=0)
+    monkeypatch.setattr(refit_module, "_PASSES", 1)
+    assert refit(TRUTH, examples, part, Trace(), head_dim=None) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(refit_module, "DENSE_LIMIT", 31)
+    assert refit(TRUTH, examples, part, Trace(), head_dim=None) is None
+    monkeypatch.undo()
+    assert refit(TRUTH, examples, part, Trace(), head_dim=None) is not None

@@ -3,8 +3,10 @@ fit takes."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 import weakref
 from pathlib import Path
 
@@ -13,10 +15,14 @@ import pytest
 
 import mhalearn as mha
 from mhalearn import estimator, inputs
-from mhalearn.examples import Examples, examples, load_examples
+from mhalearn import refit as refit_module
+from mhalearn.examples import Examples, examples, files, load_examples
 from mhalearn.examples.files import Shards
 from mhalearn.inputs import sample_inputs
-from mhalearn.outcome import Outcome, Solution
+from mhalearn.outcome import Outcome, Solution, Trace
+from mhalearn.polish import polish_on
+from mhalearn.spectrum import measure_spectrum
+from mhalearn.verdict import contradiction
 
 LAYER = mha.random_layer(2, 3, out_dim=2, seed=1)
 SOURCE = Path(mha.__file__).parents[1]
@@ -146,45 +152,109 @@ def test_a_pass_over_a_view_holds_few_blocks():
 # What the estimator reads
 
 
-@pytest.mark.parametrize("seed", [0, 5])
-def test_the_split_does_not_depend_on_where_examples_live(lazy, seed):
-    model = mha.AttentionRegressor(2, "sculpt", random_state=seed)
-    group_of = np.unique(lazy.survey().input_hashes, return_inverse=True)[1]
-    fitted, held = model._split(lazy, group_of)
-    in_memory, also_held = model._split(lazy.subset(slice(None)), group_of)
-    assert [part.in_memory for part in (fitted, held, in_memory)] == [False, True, True]
-    np.testing.assert_array_equal(fitted.hashes(), in_memory.hashes())
-    np.testing.assert_array_equal(held.hashes(), also_held.hashes())
-    assert mha.AttentionRegressor(2, "newton")._split(lazy, group_of)[0].in_memory
+@pytest.fixture
+def small_working_set(monkeypatch):
+    """Working sets of some hundred examples."""
+    monkeypatch.setattr(examples, "_PLENTY", 20)
+    monkeypatch.setattr(examples, "_WORKING", 0)
+
+
+def test_a_sample_is_random_and_the_same_for_the_same_seed(lazy):
+    whole, hashes = lazy.subset(slice(None)), lazy.hashes()
+    survey, one = lazy.survey_and_sample(20, seed=3)
+    for found, expected in zip(survey, whole.survey(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for again in (lazy.sample(20, seed=3), whole.sample(20, seed=3)):
+        for found, expected in zip(again.arrays(), one.arrays(), strict=True):
+            np.testing.assert_array_equal(found, expected)
+    assert one.in_memory
+    assert (one.has_lengths, one.metadata) == (lazy.has_lengths, lazy.metadata)
+    places = [int(np.flatnonzero(hashes == own)[0]) for own in one.hashes()]
+    assert places != sorted(places)
+    assert lazy.sample(20, seed=4).hashes().tolist() != one.hashes().tolist()
+    assert lazy.sample(50, seed=3) is lazy
+
+
+def test_every_example_is_as_likely_in_a_sample():
+    many = Examples.from_callable(lambda x: x, "gaussian", n=1000, k=2, d=2)
+    place = {own: i for i, own in enumerate(many.hashes().tolist())}
+    counts = np.zeros(1000)
+    for seed in range(200):
+        counts[[place[own] for own in many.sample(100, seed).hashes().tolist()]] += 1
+    assert counts.sum() == 200 * 100  # none twice in a sample
+    # Twenty each on average, with a standard deviation of 4.2; of hundreds in a row, 0.42.
+    assert counts.max() < 45
+    assert np.abs(counts.reshape(10, 100).mean(axis=1) - 20).max() < 2
+
+
+def test_plenty_is_what_the_layer_needs_or_little_room_or_all():
+    many = Examples.from_callable(lambda x: x, n=10**7, k=4, d=8)
+    assert many.plenty(1) == 2**21 // 64
+    wide = Examples.from_callable(lambda x: x, n=10**6, k=16, d=256)
+    assert wide.plenty(4, head_dim=64) == int(64 * wide.counting_limit(4, head_dim=64))
+    assert wide.view(slice(0, 300)).plenty(4, head_dim=64) == 300
+
+
+@pytest.mark.parametrize("method", ["newton", "sculpt"])
+def test_a_fit_does_not_depend_on_where_examples_live(lazy, method, monkeypatch, small_working_set):
+    """Nor does what the learner is given; it knows the answer here."""
+    seen = []
+
+    def learn(fitted, *, trace, part=None, **_):
+        seen.append((fitted.hashes(), None if part is None else part.hashes()))
+        return Solution(LAYER, Outcome.FITTED, trace.events)
+
+    monkeypatch.setitem(estimator._LEARNERS, method, learn)
+    monkeypatch.setattr(examples, "_PLENTY", 6)
+    models = [
+        mha.AttentionRegressor(2, method, random_state=5).fit(given)
+        for given in (lazy, lazy.subset(slice(None)))
+    ]
+    (given, part), (also_given, also_part) = seen
+    np.testing.assert_array_equal(given, also_given)
+    held = models[0].certificate_.n_examples
+    if method == "sculpt":  # all but those held out, and a random part of them
+        np.testing.assert_array_equal(part, also_part)
+        assert len(given) <= lazy.n - held
+        assert set(part) < set(given)
+    else:
+        assert len(given) + held < lazy.n
+    first, second = (model.solution_.reason for model in models)
+    assert first == second
 
 
 @pytest.fixture
-def walker(monkeypatch):
+def walker(monkeypatch, small_working_set):
     """A learner that knows the answer and walks over the examples once."""
 
-    def learn(fitted, *, trace, **_):
+    def learn(fitted, *, trace, part, **_):
         assert not fitted.in_memory
+        assert part.in_memory
         for _chunk in fitted.chunks(5000):
             pass
         return Solution(TEACHER, Outcome.FITTED, trace.events)
 
     monkeypatch.setitem(estimator._LEARNERS, "sculpt", learn)
-    monkeypatch.setattr(estimator, "_POLISHED", 400)
 
 
 TEACHER = mha.random_layer(2, 16, seed=0)
 
 
-def test_a_fit_reads_drawn_examples_three_times_and_holds_few(walker):
+@pytest.mark.parametrize(("method", "passes"), [("sculpt", 3), ("newton", 2)])
+def test_a_fit_reads_drawn_examples_a_few_times_and_holds_few(walker, method, passes):
     box = Counted(TEACHER)
-    many = Examples.from_callable(box, n=200_000, k=3, d=16, seed=1)
-    blocks, box.calls = 49, 0
-    model = mha.AttentionRegressor(2, "sculpt").fit(many)
+    many = Examples.from_callable(box, n=100_000, k=3, d=16, seed=1)
+    blocks, box.calls = 25, 0
+    model = mha.AttentionRegressor(2, method).fit(many)
     assert model.outcome_ is Outcome.RECOVERED
-    assert len(model.layer_.seen) == 200_000
-    # To survey, to hold some out, to learn; and the first block to polish.
-    assert box.calls == 3 * blocks + 1
+    assert len(model.layer_.seen) == 100_000
+    # To survey and draw the working set, to learn if the learner streams, to check all examples;
+    # and the first block for the precision of its labels.
+    assert box.calls == passes * blocks + 1
     assert box.most <= 3
+    (event,) = (event for event in model.trace_ if event.stage == "working set")
+    assert event.detail == f"{event.step} of 100000 examples"
+    assert int(model.layer_.metadata["n_examples"]) + model.certificate_.n_examples == event.step
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +288,179 @@ def test_bad_values_in_the_last_shard_are_found_before_learning(walker, folder, 
     with pytest.raises(ValueError, match=r"shard-00009\.safetensors: Y has 48 NaN"):
         model.fit(load_examples(tmp_path))
     assert seen == []
+
+
+# Large shards
+
+
+def test_a_large_shard_is_read_in_parts(tmp_path, monkeypatch):
+    whole = sharded(tmp_path).subset(slice(None))
+    whole.save(tmp_path / "one", shard_size=50)
+    each = 4 * (3 + 2 * 8)  # int8 inputs, float64 labels
+    for size, starts in ((50, [0, 50]), (20, [0, 20, 40, 50]), (0, [*range(51)])):
+        monkeypatch.setattr(files, "_BLOCK", size * each)
+        found = load_examples(tmp_path / "one")
+        assert found._source.starts == starts
+        assert found.rows == whole.rows
+        for one, other in zip(found.arrays(), whole.arrays(), strict=True):
+            np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(found.view([3, 30]).hashes(), whole.hashes()[[3, 30]])
+
+
+@pytest.mark.parametrize("n", [30, 45, 60])
+def test_a_large_shard_that_changes_is_noticed(tmp_path, monkeypatch, n):
+    x = sample_inputs("boolean", 60, 4, 3)
+    whole = Examples(x, LAYER(x))
+    whole.subset(slice(0, 50)).save(tmp_path / "one", shard_size=50)
+    monkeypatch.setattr(files, "_BLOCK", 20 * 4 * (3 + 2 * 8))
+    opened = load_examples(tmp_path / "one")
+    whole.subset(slice(0, n)).save(tmp_path / "other", shard_size=60)
+    name = "shard-00000.safetensors"
+    (tmp_path / "other" / name).replace(tmp_path / "one" / name)
+    with pytest.raises(OSError, match=r"lost a shard|has changed since it was opened"):
+        opened.survey()
+
+
+# Every example counts
+
+
+SMALL = mha.random_layer(2, 4, seed=1)
+
+
+def small_examples(n, seed=0):
+    x = sample_inputs("gaussian", n, 5, 4, seed=seed)
+    return x, SMALL(x)
+
+
+def in_shards(x, y, folder):
+    Examples(x, y).save(folder / "data", shard_size=1000)
+    found = load_examples(folder / "data")
+    assert not found.in_memory
+    return found
+
+
+@pytest.fixture
+def knowing(monkeypatch, small_working_set):
+    """A learner that knows the answer: what comes after it is looked at."""
+
+    def learn(fitted, *, trace, **_):
+        return Solution(SMALL, Outcome.FITTED, trace.events)
+
+    monkeypatch.setitem(estimator._LEARNERS, "newton", learn)
+
+
+def test_wrong_labels_in_a_late_shard_are_told(tmp_path, knowing):
+    x, y = small_examples(4000)
+    y[-3:] += 0.1
+    model = mha.AttentionRegressor(2).fit(in_shards(x, y, tmp_path))
+    assert model.outcome_ is Outcome.FITTED
+    assert "random examples are explained exactly, all 4000 are not" in model.solution_.reason
+    assert "3 of them off by more than 1e-06" in model.solution_.reason
+    assert not model.certificate_.recovered
+    assert mha.compare(model.layer_, SMALL).max_error < 1e-10
+
+
+def test_noisy_labels_with_worse_ones_in_a_late_shard_are_told(tmp_path, knowing):
+    x, y = small_examples(4000)
+    y += 1e-3 * np.random.default_rng(1).standard_normal(y.shape)
+    y[-3:] += 1.0
+    model = mha.AttentionRegressor(2).fit(in_shards(x, y, tmp_path))
+    assert model.outcome_ is Outcome.FITTED
+    assert "of which 3 are off by more than 10 times the median" in model.solution_.reason
+    assert all(event.stage != "refit" for event in model.trace_)
+
+
+def test_what_the_part_shows_too_is_no_objection():
+    x, y = small_examples(400)
+    rng = np.random.default_rng(2)
+    noisy = y + 1e-3 * rng.standard_normal(y.shape)
+    uneven = noisy + (np.arange(400) % 40 == 3)[:, None, None]
+    late = noisy + (np.arange(400) == 399)[:, None, None]
+
+    def objection(labels):
+        given = Examples(x, labels)
+        return contradiction(SMALL, given.subset(slice(0, 200)), given)
+
+    assert [objection(labels) for labels in (y, noisy, uneven)] == [None] * 3
+    assert "of which 1 are off" in objection(late)
+
+
+def test_a_sorted_file_is_learned_like_any_other(tmp_path, small_working_set):
+    """Its first three quarters never show the last feature."""
+    x = sample_inputs("gaussian", 4000, 5, 4)
+    x[:3000, :, 3] = 0.0
+    model = mha.AttentionRegressor(2).fit(in_shards(x, SMALL(x), tmp_path))
+    assert model.outcome_ is Outcome.RECOVERED, model.solution_.reason
+    assert mha.compare(model.layer_, SMALL).max_error < 1e-10
+
+
+@pytest.mark.parametrize("method", ["adam", "lbfgs", "linear"])
+def test_baselines_say_how_many_examples_they_saw(method, monkeypatch, small_working_set):
+    sizes = []
+    learn = estimator._LEARNERS[method]
+
+    def spy(fitted, **options):
+        sizes.append(fitted.n)
+        return learn(fitted, **options)
+
+    monkeypatch.setitem(estimator._LEARNERS, method, spy)
+    many = Examples.from_callable(SMALL, "gaussian", n=4000, k=5, d=4)
+    model = mha.AttentionRegressor(2, method, max_seconds=1.0).fit(many)
+    (event,) = (event for event in model.trace_ if event.stage == "working set")
+    assert event.detail == f"{event.step} of 4000 examples"
+    assert sizes[0] < event.step < 400
+
+
+def test_under_noise_all_examples_are_fitted(tmp_path, knowing, monkeypatch):
+    monkeypatch.setattr(examples, "_PLENTY", 300)
+    x, y = small_examples(10_000)
+    sigma = 1e-2
+    y += sigma * np.random.default_rng(1).standard_normal(y.shape)
+    model = mha.AttentionRegressor(2).fit(in_shards(x, y, tmp_path))
+    assert model.outcome_ is Outcome.FITTED
+    (event,) = (event for event in model.trace_ if event.stage == "working set")
+    assert event.step < 1000
+    assert model.layer_.metadata["n_examples"] == "10000"
+    best, _ = polish_on(Examples(x, y), SMALL, Trace(), bias=False, head_dim=None)
+    deviations = measure_spectrum(SMALL, Examples(x, y)).deviations
+    certificate = model.certificate_
+    order = mha.compare(model.layer_, best).order
+    for name in ("theta", "w"):
+        one = sigma * getattr(deviations, name)
+        apart = (getattr(model.layer_, name) - getattr(best, name)[order]) / one[order]
+        assert np.abs(apart).max() < 0.02
+        width = getattr(certificate.intervals, name) / (1.96 * one[order])
+        assert np.abs(width - 1).max() < 0.15  # from a tenth of the inputs
+    # Of 200,000 scalars: a deviation of 0.16 %.
+    assert certificate.noise_level == pytest.approx(sigma, rel=0.006)
+    assert "fitted to all examples" in certificate.statement
+
+
+def test_what_cannot_be_refitted_says_how_many_examples_it_rests_on(tmp_path, knowing, monkeypatch):
+    monkeypatch.setattr(refit_module, "DENSE_LIMIT", 8)
+    x, y = small_examples(4000)
+    y += 1e-2 * np.random.default_rng(1).standard_normal(y.shape)
+    model = mha.AttentionRegressor(2).fit(in_shards(x, y, tmp_path))
+    n = model.layer_.metadata["n_examples"]
+    assert int(n) < 400
+    assert model.solution_.reason.endswith(f"; estimated from {n} of 4000 examples")
+
+
+def test_certify_holds_a_part_of_a_stream(small_working_set, monkeypatch):
+    monkeypatch.setattr(examples, "_PLENTY", 80)
+    box = Counted(SMALL)
+    many = Examples.from_callable(box, "gaussian", n=100_000, k=5, d=4)
+    box.calls, box.most = 0, 0
+    found = mha.certify(SMALL, many)
+    assert found.recovered
+    assert found.n_examples == 100_000
+    assert found.tail_bound < 1e-4
+    assert box.most <= 3
+    x, y = small_examples(4000)
+    noisy = mha.certify(SMALL, x, y + 1e-2 * np.random.default_rng(1).standard_normal(y.shape))
+    whole = measure_spectrum(SMALL, Examples(x, y)).deviations
+    width = noisy.intervals.theta / (1.96 * 1e-2 * whole.theta)
+    assert np.abs(width - 1).max() < 0.3  # from the inputs of 256 examples
 
 
 # The room it takes, in processes of their own
@@ -270,6 +513,21 @@ print(json.dumps({"more": peak() - before, "everything": 2 * 8 * n * k * d}))
     assert found["more"] < found["everything"] / 4
 
 
+@linux_only
+def test_walking_over_one_large_shard_takes_little_room(tmp_path):
+    many = Examples.from_callable(lambda x: x, "gaussian", n=30_000, k=8, d=64)
+    many.save(tmp_path / "one", shard_size=30_000)
+    script = """
+many = mha.load_examples(sys.argv[1])
+next(many.chunks(1))
+before = peak()
+for chunk in many.chunks(100):
+    pass
+print(json.dumps({"more": peak() - before}))
+"""
+    assert run(script, tmp_path / "one")["more"] < 64 * 2**20  # of 234 MiB
+
+
 @pytest.mark.slow
 @linux_only
 def test_a_million_drawn_examples_are_learned_in_two_gibibytes():
@@ -284,6 +542,66 @@ print(json.dumps({"peak": peak(), "outcome": model.outcome_.name, "error": error
     assert found["outcome"] == "RECOVERED"
     assert found["error"] < 1e-10
     assert found["peak"] < 2 * GIB
+
+
+# More than memory: learned under a hard ceiling.
+
+
+WIDE = mha.random_layer(2, 16, out_dim=64, seed=0)
+CEILING = 3 * GIB // 2
+
+
+@pytest.fixture(scope="module")
+def four_gibibytes(tmp_path_factory):
+    """Examples of 4 GiB in eight shards; gone afterwards."""
+    folder = tmp_path_factory.mktemp("large")
+    n = -(-4 * GIB // (8 * 3 * (16 + 64)))
+    many = Examples.from_callable(WIDE, "gaussian", n=n, k=3, d=16, seed=1)
+    many.save(folder / "shards", shard_size=-(-n // 8))
+    assert sum(path.stat().st_size for path in (folder / "shards").iterdir()) >= 4 * GIB
+    yield folder / "shards"
+    shutil.rmtree(folder)
+
+
+def run_under_ceiling(*arguments):
+    """Run the command; killed as soon as its memory passes the ceiling. Its exit code and peak."""
+    script = """
+from mhalearn import cli
+code = cli.run(sys.argv[1:])
+print(json.dumps({"peak": peak(), "code": code}))
+"""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
+        "MHALEARN_CACHE_DIR": "",
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-c", PEAK + script, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    status, resident = Path(f"/proc/{child.pid}/status"), 0
+    while child.poll() is None and resident <= CEILING:
+        lines = [line.split() for line in status.read_text().splitlines()]
+        resident = next((1024 * int(words[1]) for words in lines if words[0] == "VmRSS:"), 0)
+        time.sleep(0.02)
+    child.kill()
+    output, _ = child.communicate()
+    assert resident <= CEILING, f"killed at {resident / 2**20:.0f} MiB"
+    found = json.loads(output.splitlines()[-1])
+    return found["code"], found["peak"]
+
+
+@pytest.mark.slow
+@linux_only
+@pytest.mark.parametrize("method", ["newton", "sculpt"])
+def test_four_gibibytes_are_learned_in_one_and_a_half(four_gibibytes, tmp_path, method):
+    out = tmp_path / "layer.safetensors"
+    options = ("--method", method, "--heads", 2, "--out", out)
+    code, peak = run_under_ceiling("learn", four_gibibytes, *options)
+    assert peak < CEILING, f"{peak / 2**20:.0f} MiB"
+    assert code == 0  # recovered
+    assert mha.compare(mha.load_layer(out), WIDE.canonical()).max_error < 1e-10
 
 
 @pytest.mark.slow

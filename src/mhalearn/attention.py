@@ -41,8 +41,17 @@ def in_float64(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
+# For programs of many matrix products. To choose among Triton's kernels for them takes a GPU half a
+# minute and gains nothing here; on a CPU the option is without effect.
+compiled = partial(jax.jit, compiler_options={"xla_gpu_enable_triton_gemm": False})
+
 # Doubles a chunk's intermediates may hold in a matrix-free step: 128 MiB.
 ROOM = 2**24
+
+
+def on_device(doubles: int) -> int:
+    """A workspace fit for a CPU, made larger where an accelerator would idle on small chunks."""
+    return doubles if jax.default_backend() == "cpu" else 16 * doubles
 
 
 class Chunk(NamedTuple):
@@ -96,7 +105,7 @@ def gathered(data: Chunk, n_heads: int, devices: int = 1) -> Chunk:
     """The same examples in fewer chunks: matrix-free steps hold little a row."""
     count, b, k, e = data.labels.shape
     row = n_heads * (k + e + 2 * data.tokens.shape[-1])
-    most = max(1, ROOM * devices // (b * k * row))
+    most = max(1, on_device(ROOM) * devices // (b * k * row))
     group = max(g for g in range(1, count + 1) if count % g == 0 and g <= most)
     return grouped(data, group, devices)
 

@@ -13,14 +13,18 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import beta, norm
 
+from mhalearn._types import Array, Float
+from mhalearn.attention import Chunk, attend, compiled, forward, stacked_heads, tangent
 from mhalearn.examples import Examples, Survey
 from mhalearn.layer import AttentionLayer, Float64
+from mhalearn.openness import CLOSED, measure_openness
 from mhalearn.precision import label_precision
-from mhalearn.spectrum import DENSE_LIMIT, Parameters, Spectrum, measure_spectrum
+from mhalearn.spectrum import Parameters, Spectrum, measure_spectrum
 
 # Relative error of an example that the distribution-free statement speaks about. Fixed here, before
 # any data are seen, as that statement needs.
@@ -125,15 +129,19 @@ def certify(
     delta, n = float(delta), examples.n
     exceeding = int(np.sum(residuals.relative > THRESHOLD))
     tail = 1.0 if exceeding == n else float(beta.ppf(1 - delta, exceeding + 1, n - exceeding))
-    inputs = learned_from if learned_from is not None else examples
+    enough = examples.plenty(layer.n_heads, layer.out_bias is not None, head_dim)
+    inputs = learned_from if learned_from is not None else examples.sample(enough, seed=0)
     spectrum = measure_spectrum(layer, inputs, head_dim)
-    null = None if spectrum is None else spectrum.null_dimension
-    learned = learned_from.n if learned_from is not None else _learned_count(layer, inputs.n)
-    intervals = bound = None
-    if spectrum is not None:
-        # Labels that happen to be met to the last bit say no more than their rounding allows.
-        least = residuals.unit / 4
-        error = residuals.label_norm * max(residuals.root_relative, least)
+    learned = learned_from.n if learned_from is not None else _learned_count(layer, n)
+    intervals = bound = null = None
+    # Labels that happen to be met to the last bit say no more than their rounding allows.
+    error = residuals.label_norm * max(residuals.root_relative, residuals.unit / 4)
+    if spectrum is None and residuals.exact:
+        openness = measure_openness(layer, inputs, head_dim)
+        null = 0 if openness.unseen < CLOSED else None
+        bound = openness.room * error * math.sqrt(openness.n_examples / n)
+    elif spectrum is not None:
+        null = spectrum.null_dimension
         bound = _parameter_bound(layer, spectrum, error * math.sqrt(inputs.n / n))
         width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
         intervals = _scaled(spectrum.deviations, width)
@@ -163,21 +171,29 @@ def certify(
 
 
 def refitted(
-    certificate: Certificate, layer: AttentionLayer, examples: Examples, head_dim: int | None
+    certificate: Certificate,
+    layer: AttentionLayer,
+    examples: Examples,
+    head_dim: int | None,
+    part: Examples | None = None,
 ) -> Certificate:
     """The certificate of a layer that was fitted to all examples after it was certified.
+
+    part: random ones of them, in memory, whose inputs stand for all.
 
     The noise, sqrt(|residual|^2 / (scalars - unknowns)), and the intervals, both to first order,
     are those of that fit. No example is left to vouch for fresh inputs, so the tail is given up.
     """
-    spectrum = measure_spectrum(layer, examples, head_dim)
+    part = examples if part is None else part
+    spectrum = measure_spectrum(layer, part, head_dim)
     null = 0 if spectrum is None else spectrum.null_dimension
-    scalars = int(examples.arrays().lengths.sum()) * layer.out_dim
+    scalars = examples.rows * layer.out_dim
     share = 1 - (_count_unknowns(layer, head_dim) - null) / scalars
     noise = measure_residuals(layer, examples).noise_level / math.sqrt(share)
     intervals = None
     if spectrum is not None:
-        intervals = _scaled(spectrum.deviations, norm.ppf(1 - certificate.delta / 2) * noise)
+        width = norm.ppf(1 - certificate.delta / 2) * noise * math.sqrt(part.rows / examples.rows)
+        intervals = _scaled(spectrum.deviations, width)
     return replace(
         certificate,
         noise_level=noise,
@@ -232,19 +248,17 @@ class Residuals:
 
 def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
     """Walk over the examples in chunks; memory of one chunk."""
-    wrong, energy, own, rows = [], [], [], 0
-    columns = np.zeros((3, examples.out_dim))
+    wrong: list[Float64] = []
+    energy: list[Float64] = []
+    own: list[Float64] = []
+    rows, columns = 0, np.zeros((3, examples.out_dim))
     for x, y, lengths in examples.chunks(1024):
-        inside = (np.arange(examples.k) < lengths[:, None])[..., None]
-        y64 = y.astype(np.float64)
-        difference = np.where(inside, layer(x, lengths) - y64, 0.0)
-        known = np.where(inside, y64, 0.0)
-        wrong.append(np.sum(difference**2, axis=(1, 2)))
-        energy.append(np.sum(known**2, axis=(1, 2)))
-        terms = layer.term_sizes(x, lengths)
-        own.append(np.sum(terms**2, axis=(1, 2)))
-        columns += [np.sum(part**2, axis=(0, 1)) for part in (difference, known, terms)]
-        rows += int(inside.sum())
+        for part, (each, of_columns) in layer.over_chunks(_residual_sums, x, lengths, y):
+            count = part.stop - part.start
+            for sums, found in zip((wrong, energy, own), each, strict=True):
+                sums.append(found[:count])
+            columns += of_columns
+        rows += int(lengths.sum())
     squared, labels, terms_of = np.concatenate(wrong), np.concatenate(energy), np.concatenate(own)
     precision = label_precision(examples)
     # Where labels vanish, the error stands for itself.
@@ -274,6 +288,20 @@ def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
         floor=precision.floor,
         exact=exact,
     )
+
+
+@compiled
+def _residual_sums(
+    theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
+) -> tuple[Float[Array, "3 b"], Float[Array, "3 e"]]:
+    """Squared residuals, labels, and sizes of the terms that labels are sums of: summed over each
+    example, and over each output column."""
+    m, _, d = theta.shape
+    at = tangent(attend(theta, chunk).p, stacked_heads(w, m, d), chunk)
+    sizes = jnp.einsum("brmj,bmje->bre", at.p, jnp.abs(at.values))
+    sizes += jnp.abs(chunk.constant * chunk.weight[..., None]) @ jnp.abs(w[m * d :])
+    parts = jnp.stack([forward(theta, w, chunk) - chunk.labels, chunk.labels, sizes]) ** 2
+    return jnp.sum(parts, axis=(2, 3)), jnp.sum(parts, axis=(1, 2))
 
 
 def _unseen(layer: AttentionLayer, examples: Examples, survey: Survey) -> tuple[Examples, int]:
@@ -347,8 +375,8 @@ def _reason(
         )
     if null is None or bound is None:
         return (
-            "the residual is at the precision of the labels, but with more than "
-            f"{DENSE_LIMIT} attention unknowns the spectrum that would exclude others is too large"
+            "the residual is at the precision of the labels, but the inputs leave a random change "
+            "of the parameters partly unseen: other layers may fit as well"
         )
     if null:
         return (

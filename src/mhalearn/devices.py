@@ -58,10 +58,16 @@ def spread(local: NDArray[Any]) -> jax.Array:
 
 def known(tree: Any) -> Any:
     """The same arrays, wherever XLA left their parts, in every process."""
-    if all(leaf.is_fully_addressable or leaf.is_fully_replicated for leaf in jax.tree.leaves(tree)):
-        return tree
+    return tree if n_processes() == 1 else jax.tree.map(_replicated, tree)
+
+
+def _replicated(leaf: Any) -> Any:
+    whole = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+    if whole or leaf.is_fully_replicated:
+        return leaf
     mesh = Mesh(np.array(jax.devices()), (AXIS,))
-    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))(tree)
+    with jax.enable_x64(True):
+        return jax.jit(lambda leaf: leaf, out_shardings=NamedSharding(mesh, PartitionSpec()))(leaf)
 
 
 def spread_here(array: NDArray[Any]) -> Any:

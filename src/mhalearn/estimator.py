@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
+from mhalearn import storage
 from mhalearn.baselines import adam, lbfgs, linear
 from mhalearn.certificate import (
     Certificate,
@@ -22,18 +26,20 @@ from mhalearn.certificate import (
 )
 from mhalearn.devices import is_first
 from mhalearn.examples import Examples, Survey
-from mhalearn.information import Information, measure_information, number_groups
-from mhalearn.layer import AttentionLayer, Float64, load_layer
+from mhalearn.information import Information, measure_information
+from mhalearn.journal import Journal
+from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.newton import learn as learn_newton
 from mhalearn.outcome import Event, Outcome, Solution, Trace
 from mhalearn.polish import polish_on
 from mhalearn.precision import label_precision
 from mhalearn.reduction import reduce_heads
+from mhalearn.refit import refit
 from mhalearn.sculpt import learn as learn_sculpt
-from mhalearn.settings import check_settings
+from mhalearn.settings import check_settings, check_start
 from mhalearn.terminal import Progress
 from mhalearn.threads import one_lapack_thread
-from mhalearn.verdict import Evidence, is_noisy_alike, judge
+from mhalearn.verdict import Evidence, contradiction, is_noisy_alike, judge
 
 _LEARNERS: dict[str, Callable[..., Solution]] = {
     "newton": learn_newton,
@@ -42,10 +48,10 @@ _LEARNERS: dict[str, Callable[..., Solution]] = {
     "lbfgs": lbfgs.learn,
     "linear": linear.learn,
 }
-# Learners that walk over examples in passes; the others hold them in memory.
+# Learners that walk over all examples in passes; the others learn from a working set.
 _STREAMS = ("sculpt",)
-# Examples that polish and the spectrum look at, at most: learners that stream need many more.
-_POLISHED = 50_000
+# Heads to have room for where their number is open and their rank is not known.
+_PLAUSIBLE = 8
 
 
 class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -58,7 +64,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     bias: learn a key-side vector a head and an output bias. causal: tokens see no later token.
     polish: descend to machine precision after the learner.
     random_state: seed of all randomness. max_seconds: when to stop with the best layer so far.
-    checkpoint: a .safetensors file that always holds the best layer so far; resume: start from it.
+    checkpoint: a .safetensors file for the state of the run, written every few seconds; it is a
+        layer file too, of the best layer so far. resume: go on from it, if it is there, to the
+        same result; without, a file that is there is refused.
     progress: True draws a live line on a terminal. on_event: called with every Event.
 
     After `fit`: layer_, outcome_, certificate_ (None if no example could be spared), trace_,
@@ -99,18 +107,28 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> AttentionRegressor:
         """Learn from X (n, k, d) and Y (n, k, e), or from an Examples.
 
-        Memory: method "sculpt" reads examples that are not in memory in passes, a block at a time,
-        and holds the first 50,000 to polish; the others hold all examples.
+        Memory: of more than `Examples.plenty` a random working set of that many is held, to learn
+        from, to polish and to certify; all others are read in passes, a block at a time. Method
+        "sculpt" learns from all. In the end every example counts: one that contradicts the layer
+        is told, and under noise the layer is fitted to all.
         """
         examples = as_examples(X, Y, lengths)
         check_settings(self, examples)
         with Progress(enabled=bool(self.progress) and is_first()) as progress:
-            self._trace = Trace(self.max_seconds, self._listener(progress), self._keeper())
-            survey = examples.survey()
+            self._trace = Trace(self.max_seconds, self._listener(progress))
+            examples, part, survey = self._gather(examples)
             check_sizes(survey)
             self._seen = survey.hashes
-            with one_lapack_thread():
-                solution = self._solve(examples, survey, self._trace)
+            if self.checkpoint is not None:
+                self._trace.follow(self._open_journal(examples))
+            try:
+                with one_lapack_thread():
+                    solution = self._solve(examples, part, survey, self._trace)
+            except BaseException:
+                with suppress(OSError):  # what broke the run is to be told
+                    self._trace.journal.flush()
+                raise
+            self._trace.journal.flush()
         self.solution_ = solution
         self.layer_: AttentionLayer = solution.layer
         self.outcome_: Outcome = solution.outcome
@@ -146,20 +164,26 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return None
         return trace.best.replace(seen=self._seen)
 
-    def _solve(self, examples: Examples, survey: Survey, trace: Trace) -> Solution:
+    def _gather(self, examples: Examples) -> tuple[Examples, Examples, Survey]:
+        """The examples, in memory if they are few; the working set, or all; and their survey."""
+        heads = self.n_heads
+        if isinstance(heads, str):
+            heads = _PLAUSIBLE if self.head_dim is None else -(-examples.d // self.head_dim)
+        count = examples.plenty(heads, self.bias, self.head_dim)
+        if count == examples.n:
+            examples = examples if examples.in_memory else examples.subset(slice(None))
+            return examples, examples, examples.survey()
+        survey, part = examples.survey_and_sample(count, self.random_state)
+        detail = f"{count} of {examples.n} examples"
+        self._trace.emit("working set", count, detail=detail, of=examples.n)
+        return examples, part, survey
+
+    def _solve(self, examples: Examples, part: Examples, survey: Survey, trace: Trace) -> Solution:
         # Repeated inputs are neither more equations nor a test of what was fitted.
-        information = None
-        if examples.in_memory and examples.n <= _POLISHED:
-            information = self._ask(examples)
-            group_of = information.group_of
-        else:
-            group_of = number_groups(survey.input_hashes)
-        fitted, held = self._split(examples, group_of)
-        solution = self._learn(fitted, trace)
+        information = self._ask(part)
+        fitted, held = self._split(part, information.group_of)
+        solution = self._learn(fitted, held, examples if part.n < examples.n else None, survey)
         layer, learned_from = solution.layer, fitted.n
-        if fitted.n > _POLISHED or not fitted.in_memory:
-            fitted = fitted.subset(slice(0, _POLISHED))
-        information = information or self._ask(fitted)
         if self.polish and solution.outcome is Outcome.FITTED:
             layer, loss = polish_on(fitted, layer, trace, bias=self.bias, head_dim=self.head_dim)
             layer, loss = reduce_heads(layer, loss, fitted, trace, head_dim=self.head_dim)
@@ -188,12 +212,19 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 layer, asked, fitted, held, certificate, information, ratio, self.head_dim
             )
             outcome, reason = self._judge(solution, evidence)
+        objection = None
+        if part.n < examples.n and outcome in (Outcome.RECOVERED, Outcome.FITTED):
+            objection = contradiction(layer, fitted, examples)
+            if objection is not None:
+                outcome, reason = Outcome.FITTED, objection
         if certificate is not None and certificate.recovered and outcome is Outcome.FITTED:
             certificate = replace(certificate, recovered=False, reason=reason)
-        if certificate is not None and outcome is Outcome.FITTED and self._may_refit(examples):
+        may_refit = self.polish and objection is None and not trace.expired
+        if certificate is not None and outcome is Outcome.FITTED and may_refit:
             assert held is not None
             if is_noisy_alike(layer, fitted, held):
-                layer, certificate = self._refit(layer, certificate, examples)
+                layer, certificate, told = self._refit(layer, certificate, part, examples)
+                reason += told
         trace.emit("outcome", detail=f"{outcome.name}: {reason}")
         return Solution(
             layer=layer.replace(seen=self._seen),
@@ -204,21 +235,53 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             settings=self._settings(examples),
         )
 
-    def _learn(self, examples: Examples, trace: Trace) -> Solution:
-        method = "newton" if self.method == "auto" else self.method
+    def _learn(
+        self, fitted: Examples, held: Examples | None, stream: Examples | None, survey: Survey
+    ) -> Solution:
+        """Run the learner: on `fitted`, or, if it can, on all of a stream but what is held out."""
         options: dict[str, Any] = {}
-        if method == "newton" and self.resume:
-            options["start"] = load_layer(str(self.checkpoint))
-        return _LEARNERS[method](
-            examples,
+        if self._method == "newton" and self._trace.journal.start is not None:
+            options["start"] = self._trace.journal.start
+        given = fitted
+        if stream is not None and self._method in _STREAMS:
+            apart = np.zeros(0, np.uint64) if held is None else held.survey().input_hashes
+            given = stream.view(~np.isin(survey.input_hashes, apart))
+            options["part"] = fitted
+        learn = partial(
+            _LEARNERS[self._method],
+            given,
             n_heads=self.n_heads,
             bias=self.bias,
             causal=self.causal,
             head_dim=self.head_dim,
             seed=self.random_state,
-            trace=trace,
+            trace=self._trace,
             **options,
         )
+        return self._trace.once("solution", learn)
+
+    @property
+    def _method(self) -> str:
+        return "newton" if self.method == "auto" else self.method
+
+    def _open_journal(self, examples: Examples) -> Journal:
+        """The checkpoint, of this run and no other."""
+        assert self.checkpoint is not None
+        run = {
+            "mhalearn": storage.mhalearn_version(),
+            "method": self._method,
+            "n_heads": self.n_heads if isinstance(self.n_heads, str) else int(self.n_heads),
+            "head_dim": None if self.head_dim is None else int(self.head_dim),
+            "bias": bool(self.bias),
+            "causal": bool(self.causal),
+            "polish": bool(self.polish),
+            "random_state": int(self.random_state),
+            "examples": blake2b(self._seen.tobytes(), digest_size=16).hexdigest(),
+        }
+        journal = Journal.open(self.checkpoint, run, self._seen, resume=self.resume)
+        if journal.is_plain and journal.start is not None:
+            check_start(journal.start, self, examples)
+        return journal
 
     def _ask(self, examples: Examples) -> Information:
         unit = label_precision(examples).unit
@@ -242,8 +305,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Examples, Examples | None]:
         """Keep an eighth of the examples to certify with, if the rest still determines the layer.
 
-        Which ones is random: files are often sorted. Groups of equal inputs stay together. For a
-        learner that streams, the rest stays where it is.
+        Which ones is random: files are often sorted. Groups of equal inputs stay together.
         """
         heads = 1 if isinstance(self.n_heads, str) else self.n_heads
         limit = examples.counting_limit(heads, self.bias, self.head_dim)
@@ -253,20 +315,24 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return examples, None
         order = np.random.default_rng([self.random_state, 0x5B117]).permutation(groups)
         held = np.isin(group_of, order[:count])
-        rest = examples.view(~held) if self.method in _STREAMS else examples.subset(~held)
-        return rest, examples.subset(held)
-
-    def _may_refit(self, examples: Examples) -> bool:
-        few = examples.in_memory and examples.n <= _POLISHED
-        return self.polish and few and not self._trace.expired
+        return examples.subset(~held), examples.subset(held)
 
     def _refit(
-        self, layer: AttentionLayer, certificate: Certificate, examples: Examples
-    ) -> tuple[AttentionLayer, Certificate]:
-        """Under noise what was held out is worth more fitted."""
-        layer, _ = polish_on(examples, layer, self._trace, bias=self.bias, head_dim=self.head_dim)
+        self, layer: AttentionLayer, certificate: Certificate, part: Examples, examples: Examples
+    ) -> tuple[AttentionLayer, Certificate, str]:
+        """Under noise what was held out, or left where it is, is worth more fitted."""
+        head_dim, trace, told = self.head_dim, self._trace, ""
+        layer, _ = polish_on(part, layer, trace, bias=self.bias, head_dim=head_dim)
+        if part.n < examples.n:
+            streamed = refit(layer, examples, part, trace, head_dim=head_dim)
+            if streamed is not None:
+                layer = streamed
+            elif examples.in_memory:
+                layer, _ = polish_on(examples, layer, trace, bias=self.bias, head_dim=head_dim)
+            else:
+                examples, told = part, f"; estimated from {part.n} of {examples.n} examples"
         layer = layer.replace(metadata=self._metadata(examples.n))
-        return layer, refitted(certificate, layer, examples, self.head_dim)
+        return layer, refitted(certificate, layer, examples, head_dim, part), told
 
     def _listener(self, progress: Progress) -> Callable[[Event], None]:
         def listen(event: Event) -> None:
@@ -275,14 +341,6 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 self.on_event(event)
 
         return listen
-
-    def _keeper(self) -> Callable[[AttentionLayer, float], None] | None:
-        if self.checkpoint is None or not is_first():
-            return None
-        path = self.checkpoint
-        return lambda layer, loss: layer.replace(
-            metadata={"held_out_loss": repr(loss)}, seen=self._seen
-        ).save(path)
 
     def _metadata(self, n: int) -> dict[str, str]:
         settings = {"method": self.method, "seed": self.random_state, "n_examples": n}

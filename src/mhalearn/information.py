@@ -20,6 +20,8 @@ ENOUGH = 1.1
 _EQUAL = 1e-7
 # The same in units of the labels' last place: four times what an exact fit may be off by.
 _ROUNDED = 64
+# Features of a response that are compared, at most.
+_LOOKED_AT = 64
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,9 @@ def measure_information(
     """
     probe = _probe(examples, bias, causal)
     rng = np.random.default_rng(0x1F0)
-    side, along = rng.normal(size=examples.d), rng.normal(size=examples.d)
-    odd = rng.integers(2**63, size=examples.d, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    width = probe.out_dim // 4
+    side, along = rng.normal(size=width), rng.normal(size=examples.d)
+    odd = rng.integers(2**63, size=width, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     cell, told = max(_EQUAL, _ROUNDED * precision), max(1e-9, precision)
     keys, groups, others = [], [], []
     scale, uneven, moved, count = 0.0, 0.0, 0.0, 0
@@ -108,15 +111,19 @@ def number_groups(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _probe(examples: Examples, bias: bool, causal: bool) -> AttentionLayer:
-    """Mean tokens of random attention, of its opposite, of none, and of another, side by side."""
+    """Mean tokens of random attention, of its opposite, of none, and of another, side by side.
+
+    Of many features, random combinations are looked at: they tell as much.
+    """
     x, _, lengths = next(examples.chunks(1024))
     d, size = examples.d, _typical(x[np.arange(examples.k) < lengths[:, None]].astype(np.float64))
     rng = np.random.default_rng(0x1F0F)
     one, other = rng.normal(size=(2, d, d)) / size**2
     vector, another = rng.normal(size=(2, d)) / size
+    seen = np.eye(d) if d <= _LOOKED_AT else rng.normal(size=(d, _LOOKED_AT)) / _LOOKED_AT**0.5
     return AttentionLayer(
         np.stack([one, -one, 0 * one, other]),
-        np.eye(4 * d).reshape(4, d, 4 * d),
+        np.kron(np.eye(4), seen).reshape(4, d, -1),
         np.stack([vector, -vector, 0 * vector, another]) if bias else None,
         causal=causal,
     )

@@ -5,7 +5,7 @@ F(X) = sum_i softmax(X Theta_i X^T + 1 (X v_i)^T) X W_i + 1 c^T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from mhalearn import storage
 from mhalearn._types import Array, Float
-from mhalearn.attention import Chunk, attend, forward, in_float64, stacked_heads, tangent
+from mhalearn.attention import (
+    Chunk,
+    compiled,
+    float64,
+    forward,
+    on_device,
+)
 
 Float64 = NDArray[np.float64]
 
-# Doubles held at once while a layer is applied: 64 MiB.
+# Doubles held at once while a layer is applied: 64 MiB on a CPU.
 _WORKSPACE = 2**23
 
 # How the tensors of a layer's file that are factors begin.
@@ -129,34 +135,44 @@ class AttentionLayer:
 
         Cost: O(n m k d (d + k + e)) time; memory beside X and Y bounded by a fixed workspace.
         """
-        return self._apply(_outputs, x, lengths)
+        tokens, lengths = check_inputs(x, self.d, lengths)
+        outputs = np.empty((*tokens.shape[:2], self.out_dim))
+        for part, found in self.over_chunks(_outputs, tokens, lengths):
+            outputs[part] = found[: part.stop - part.start]
+        return outputs
 
-    def term_sizes(self, x: ArrayLike, lengths: ArrayLike | None = None) -> Float64:
-        """Outputs with every summand's absolute value: what is rounded, however much it cancels."""
-        return self._apply(_term_sizes, x, lengths)
+    def over_chunks(
+        self,
+        function: Callable[..., Any],
+        x: ArrayLike,
+        lengths: ArrayLike | None = None,
+        labels: NDArray[Any] | None = None,
+    ) -> Iterator[tuple[slice, Any]]:
+        """A compiled function of (theta, w, chunk) on all examples: which ones, and its arrays.
 
-    @in_float64
-    def _apply(
-        self, function: Callable[..., Array], x: ArrayLike, lengths: ArrayLike | None
-    ) -> Float64:
+        Memory: a fixed workspace. What the function returns may hold more examples than were asked
+        about: the last ones pad.
+        """
         tokens, lengths = check_inputs(x, self.d, lengths)
         n, k, d = tokens.shape
         per_example = k * (self.n_heads * (2 * k + 3 * d) + 2 * d + self.out_dim)
-        size = min(_power_of_two_above(n), max(1, _WORKSPACE // per_example))
-        theta, w = jnp.asarray(self.query_theta), jnp.asarray(self.stacked_w)
-        outputs = np.empty((n, k, self.out_dim))
+        size = min(_chunk_size(n), max(1, on_device(_WORKSPACE) // per_example))
+        with float64():
+            theta, w = jnp.asarray(self.query_theta), jnp.asarray(self.stacked_w)
         for start in range(0, n, size):
-            part = slice(start, start + size)
-            chunk = make_chunk(
-                tokens[part],
-                lengths[part],
-                key_vector=self.key_vector is not None,
-                out_bias=self.out_bias is not None,
-                causal=self.causal,
-                size=size,
-            )
-            outputs[part] = np.asarray(function(theta, w, chunk))[: tokens[part].shape[0]]
-        return outputs
+            part = slice(start, min(start + size, n))
+            with float64():
+                chunk = make_chunk(
+                    tokens[part],
+                    lengths[part],
+                    key_vector=self.key_vector is not None,
+                    out_bias=self.out_bias is not None,
+                    causal=self.causal,
+                    labels=None if labels is None else labels[part],
+                    size=size,
+                )
+                result = jax.tree.map(np.asarray, function(theta, w, chunk))
+            yield part, result
 
     def canonical(self, *, tolerance: float = 1e-8) -> AttentionLayer:
         """Merge heads of equal attention, drop heads with zero W, order by decreasing norm of W.
@@ -167,15 +183,9 @@ class AttentionLayer:
         """
         attention = self.query_theta
         norms = np.linalg.norm(self.w, axis=(1, 2))
-        apart = tolerance * np.linalg.norm(attention, axis=(1, 2)).max()
-        groups: list[list[int]] = []
-        for i in np.argsort(-norms, kind="stable"):
-            for group in groups:
-                if np.linalg.norm(attention[i] - attention[group[0]]) <= apart:
-                    group.append(int(i))
-                    break
-            else:
-                groups.append([int(i)])
+        apart = np.stack([np.linalg.norm(attention - one, axis=(1, 2)) for one in attention])
+        largest = np.linalg.norm(attention, axis=(1, 2)).max()
+        groups = group_heads(apart, norms, tolerance * largest)
         # The member with the largest W is the one whose attention the examples see best.
         merged = [(group[0], self.w[group].sum(axis=0)) for group in groups]
         sizes = np.array([np.linalg.norm(w) for _, w in merged])
@@ -234,21 +244,24 @@ def load_layer(path: str | Path) -> AttentionLayer:
         raise ValueError(f"{storage.show(path)}: {error}") from None
 
 
-@jax.jit
+def group_heads(apart: Float64, sizes: Float64, near: float) -> list[list[int]]:
+    """Heads whose distance `apart` from the largest of a group is at most `near`, largest first."""
+    groups: list[list[int]] = []
+    for i in np.argsort(-sizes, kind="stable").tolist():
+        for group in groups:
+            if apart[i, group[0]] <= near:
+                group.append(i)
+                break
+        else:
+            groups.append([i])
+    return groups
+
+
+@compiled
 def _outputs(
     theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
 ) -> Float[Array, "b k e"]:
     return forward(theta, w, chunk)
-
-
-@jax.jit
-def _term_sizes(
-    theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
-) -> Float[Array, "b k e"]:
-    m, _, d = theta.shape
-    at = tangent(attend(theta, chunk).p, stacked_heads(w, m, d), chunk)
-    sizes = jnp.einsum("brmj,bmje->bre", at.p, jnp.abs(at.values))
-    return sizes + jnp.abs(chunk.constant * chunk.weight[..., None]) @ jnp.abs(w[m * d :])
 
 
 def make_chunk(
@@ -349,5 +362,8 @@ def _parameter(name: str, value: ArrayLike, ndim: int) -> Float64:
     return array
 
 
-def _power_of_two_above(n: int) -> int:
+def _chunk_size(n: int) -> int:
+    """Of few values, so that programs are shared; few examples are all one to an accelerator."""
+    if jax.default_backend() != "cpu" and n <= 2048:
+        return 256
     return 1 << max(0, n - 1).bit_length()

@@ -1,6 +1,7 @@
 """Is what a layer leaves unexplained noise, or does it depend on the inputs?"""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, Float64
@@ -29,22 +30,25 @@ def dependence_on_inputs(layer: AttentionLayer, examples: Examples, seed: int) -
     residual = (layer(x, lengths) - y)[inside]
     mean = np.broadcast_to((tokens.sum(axis=1) / lengths[:, None])[:, None], tokens.shape)[inside]
     moment = np.einsum("njd,nje->nde", tokens, tokens) / lengths[:, None, None]
-    moment = np.repeat(moment.reshape(part.n, -1), lengths, axis=0)
+    moments = _standard(moment.reshape(part.n, -1), lengths)
+    example = np.repeat(np.arange(part.n), lengths)
     rows = tokens[inside]
     products = residual @ residual.T
     signs = np.random.default_rng([seed, 0x1EF7]).choice([-1.0, 1.0], size=(_FLIPS, len(rows)))
     together = np.hstack([_standard(rows), _standard(mean)])
     quadratic = (1 + together @ together.T / together.shape[1]) ** 2
-    attention = (_standard(rows) @ _standard(rows).T) * (_standard(moment) @ _standard(moment).T)
+    attention = (_standard(rows) @ _standard(rows).T) * (moments @ moments.T)[example][:, example]
     position = np.broadcast_to(np.arange(part.k), inside.shape)[inside]
     here = np.equal.outer(position, position) - 1 / part.k
     kernels = (quadratic, attention, here * quadratic, here * attention)
     return max(_excess(kernel, products, signs) for kernel in kernels)
 
 
-def _standard(features: Float64) -> Float64:
-    spread = features.std(axis=0)
-    return (features - features.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+def _standard(features: Float64, times: NDArray[np.int64] | None = None) -> Float64:
+    """Features of mean zero and deviation one over rows, each of which counts so many times."""
+    centred = features - np.average(features, axis=0, weights=times)
+    spread = np.sqrt(np.average(centred**2, axis=0, weights=times))
+    return centred / np.where(spread > 0, spread, 1.0)
 
 
 def _excess(kernel: Float64, products: Float64, signs: Float64) -> float:

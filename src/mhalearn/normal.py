@@ -318,8 +318,16 @@ def matrix_free(
         return inside(inner.solve(light(flat), light(damping + 1e-10)).astype(theta.dtype))
 
     scaled = inside(query_first(down) * root)
-    flat = conjugate_gradients(apply, inverse, scaled, tolerance, max_steps)
+    flat = conjugate_gradients(apply, inverse, scaled, tolerance, max_steps).step
     return heads_first(flat * root, m)
+
+
+class Solved(NamedTuple):
+    """A solution, and the search's coefficients at each step, nan for steps not taken."""
+
+    step: Float[Array, " p"]
+    lengths: Float[Array, " t"]
+    growths: Float[Array, " t"]
 
 
 def conjugate_gradients(
@@ -328,7 +336,7 @@ def conjugate_gradients(
     right: Array,
     tolerance: Array,
     max_steps: int,
-) -> Array:
+) -> Solved:
     """From zero, until the residual is `tolerance` times the right side; JAX's own spends one more
     product on its start."""
 
@@ -337,14 +345,17 @@ def conjugate_gradients(
         return (jnp.vdot(left, left) > tolerance**2 * jnp.vdot(right, right)) & (step < max_steps)
 
     def advance(carry: Any) -> Any:
-        found, left, along, size, step = carry
+        (found, lengths, growths), left, along, size, step = carry
         product = apply(along)
         length = size / jnp.vdot(along, product)
         found, left = found + length * along, left - length * product
         solved = inverse(left)
         after = jnp.vdot(left, solved)
-        return found, left, solved + after / size * along, after, step + 1
+        growth = after / size
+        known = Solved(found, lengths.at[step].set(length), growths.at[step].set(growth))
+        return known, left, solved + growth * along, after, step + 1
 
     first = inverse(right)
-    start = jnp.zeros_like(right), right, first, jnp.vdot(right, first), jnp.asarray(0)
-    return jax.lax.while_loop(going, advance, start)[0]
+    unknown = jnp.full(max_steps, jnp.nan, right.dtype)
+    start = Solved(jnp.zeros_like(right), unknown, unknown), right, first, jnp.vdot(right, first)
+    return jax.lax.while_loop(going, advance, (*start, jnp.asarray(0)))[0]

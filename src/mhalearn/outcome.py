@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from mhalearn.devices import anywhere
+from mhalearn.journal import Journal, to_arrays
 from mhalearn.layer import AttentionLayer
 
 
@@ -39,17 +42,17 @@ class Event:
 
 
 class Trace:
-    """The events of a run, its clock, and the best layer known so far.
+    """The events of a run, its clock, its journal, and the best layer known so far.
 
-    `on_event` sees every event as it happens; `on_best` every improvement of the best layer.
+    `on_event` sees every event as it happens.
     """
 
     def __init__(
         self,
         max_seconds: float | None = None,
         on_event: Callable[[Event], None] | None = None,
-        on_best: Callable[[AttentionLayer, float], None] | None = None,
     ) -> None:
+        self.journal = Journal()
         self.events: list[Event] = []
         self.best: AttentionLayer | None = None
         self.best_loss = float("inf")
@@ -57,7 +60,6 @@ class Trace:
         self._max_seconds = max_seconds
         self._expired = False
         self._on_event = on_event
-        self._on_best = on_best
 
     @property
     def seconds(self) -> float:
@@ -65,10 +67,21 @@ class Trace:
 
     @property
     def expired(self) -> bool:
-        """Whether time is up. Processes of one run ask together, and all hear the same."""
+        """Whether time is up, which closes the journal. Processes of one run ask together, and all
+        hear the same."""
         if self._max_seconds is not None and not self._expired:
             self._expired = anywhere(self.seconds >= self._max_seconds)
+        if self._expired:
+            self.journal.close()
         return self._expired
+
+    def follow(self, journal: Journal) -> None:
+        """Go on from what a journal knows, and write to it."""
+        self.journal = journal
+        if journal.best is not None:
+            self.best, self.best_loss = journal.best
+        if journal.resumed:
+            self.emit("resumed", journal.records, self.best_loss)
 
     def emit(
         self, stage: str, step: int = 0, loss: float = float("nan"), detail: str = "", **data: Any
@@ -82,8 +95,28 @@ class Trace:
         """Remember a layer if it is better than the best so far."""
         if loss < self.best_loss:
             self.best, self.best_loss = layer, loss
-            if self._on_best is not None:
-                self._on_best(layer, loss)
+            self.journal.keep(layer, loss)
+
+    def once(self, name: str, work: Callable[[], "Solution"]) -> "Solution":
+        """The solution of some work, which a resumed run does not do again."""
+        found = self.journal.recall_layer(name, "outcome", "reason", "loss")
+        if found is not None:
+            layer, state = found
+            try:
+                outcome = list(Outcome)[state["outcome"]]
+                reason = state["reason"].tobytes().decode()
+            except (IndexError, ValueError, TypeError, AttributeError):
+                raise self.journal.damaged() from None
+            return Solution(layer, outcome, self.events, reason, loss=state["loss"])
+        with self.journal.within(name):
+            solution = work()
+        state = to_arrays(solution.layer) | {
+            "outcome": np.array(list(Outcome).index(solution.outcome)),
+            "reason": np.frombuffer(solution.reason.encode(), np.uint8),
+            "loss": np.array(solution.loss),
+        }
+        self.journal.record(name, state, now=True)
+        return solution
 
 
 @dataclass(frozen=True)
@@ -96,3 +129,4 @@ class Solution:
     reason: str = ""  # one sentence: why this outcome
     certificate: Any = None  # a Certificate, once certified
     settings: dict[str, Any] = field(default_factory=dict)  # what is needed to run it again
+    loss: float = float("nan")  # on the examples that chose the layer

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mhalearn._types import Array, Float
 from mhalearn.attention import Chunk, fit_projections, gathered, in_float64
+from mhalearn.devices import known
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
 from mhalearn.narrow import is_narrow, polish_heads, to_heads, to_layer
@@ -100,7 +101,7 @@ def descend(
     one_by_one = jax.default_backend() == "cpu"
     direct = direct and head_dim is None and span is None
     static = (head_dim, one_by_one, direct, single and not direct, problem.devices)
-    return _step(state, problem.data, problem.energy, ridge, span, *static)
+    return known(_step(state, problem.data, problem.energy, ridge, span, *static))
 
 
 @partial(jax.jit, static_argnames=("head_dim", "one_by_one", "direct", "single", "devices"))
@@ -204,10 +205,28 @@ def polish(
 def polish_on(
     examples: Examples, layer: AttentionLayer, trace: Trace, *, bias: bool, head_dim: int | None
 ) -> tuple[AttentionLayer, float]:
-    """`polish` on examples, by the heads' factors where there are many narrow heads."""
+    """`polish` on examples, by the heads' factors where there are many narrow heads.
+
+    Such heads that already fit to rounding are left as they are.
+    """
     narrow = is_narrow(layer.n_heads, layer.d, head_dim)
+    if narrow:
+        loss = relative_loss(layer, examples)
+        if loss < ROUNDING:
+            return layer, loss
     problem = make_problem(examples, layer.n_heads, bias=bias, causal=layer.causal, narrow=narrow)
     if not narrow or head_dim is None or problem.energy == 0.0:
         return polish(layer, problem, trace, head_dim=head_dim)
     heads, loss = polish_heads(to_heads(layer, problem, head_dim), problem, trace, stage="polish")
     return to_layer(heads, problem), loss
+
+
+def relative_loss(layer: AttentionLayer, examples: Examples) -> float:
+    """|Y - F|^2 over |Y|^2. Memory: that of one chunk of examples."""
+    wrong = energy = 0.0
+    for x, y, lengths in examples.chunks(1024):
+        inside = np.arange(examples.k) < lengths[:, None]
+        labels = y[inside].astype(np.float64)
+        wrong += float(np.sum((layer(x, lengths)[inside] - labels) ** 2))
+        energy += float(np.sum(labels**2))
+    return wrong / (energy or 1.0)

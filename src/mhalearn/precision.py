@@ -24,13 +24,14 @@ def label_precision(examples: Examples) -> Precision:
 
     Quantised labels (integers, a fixed number of binary places) fit into float16 too, but they were
     not rounded in proportion to their size: no precision is granted to them beyond double.
-    Cost: one pass over the labels, three if they fit into float16.
+    Cost: one pass over the labels, three if they fit into float16; a chunk if they are stored as
+    precisely as they are.
     """
     candidates = ["float16", "float32"]
     for _, y, _ in examples.chunks(4096):
         with np.errstate(over="ignore"):
             candidates = [name for name in candidates if np.array_equal(y.astype(name), y)]
-        if not candidates:
+        if not candidates or candidates == [y.dtype.name]:
             break
     name = candidates[0] if candidates else "float64"
     if name == "float16" and _on_a_grid(examples):

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn import devices
-from mhalearn.attention import Chunk, in_float64
+from mhalearn.attention import Chunk, in_float64, on_device
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, host_chunk
 
-# Doubles a chunk's largest intermediate may hold on a device: 128 MiB.
+# Doubles a chunk's intermediates may hold on a device, where the normal matrix is formed: 128 MiB
+# on a CPU.
 WORKSPACE = 2**24
 
 
@@ -95,11 +96,12 @@ def make_problem(
     x_scale = _power_of_two_near(np.sqrt(x_squares / (rows * d)))
     y_scale = _power_of_two_near(np.sqrt(y_squares / (rows * out_dim)))
     query_dim, width = d + bias, n_heads * d + bias
-    widest = max((n_heads * d) ** 2, query_dim * width, n_heads * d * out_dim, query_dim**2)
+    # Of a row; the products C_i W_i are there three times, as a sum, centred and transposed.
+    held = (n_heads * d) ** 2 + 3 * n_heads * d * out_dim + query_dim * (width + query_dim)
     if narrow:
-        widest = n_heads * (k + 2 * d + out_dim)
+        held = n_heads * (k + 2 * d + out_dim)
     padded, here = _few_bits_above(most), over // processes
-    chunks = -(-padded * k * widest // (WORKSPACE * here))
+    chunks = -(-padded * k * held // (on_device(WORKSPACE) * here))
     size = here * -(-padded // (chunks * here))
     parts = [
         host_chunk(

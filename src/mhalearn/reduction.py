@@ -26,10 +26,12 @@ def reduce_heads(
     larger by no more than its missing parameters explain (Akaike's criterion).
     """
     tried = {layer.n_heads}
-    scalars = int(examples.arrays().lengths.sum()) * examples.out_dim
+    scalars = examples.rows * examples.out_dim
     per_head = layer.d * (layer.d + layer.out_dim)
     for tolerance in _TOLERANCES:
         smaller = layer.canonical(tolerance=tolerance)
+        if smaller.n_heads == layer.n_heads:  # nor do tighter tolerances merge any
+            break
         if smaller.n_heads in tried:
             continue
         tried.add(smaller.n_heads)

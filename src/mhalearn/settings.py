@@ -8,7 +8,8 @@ import numpy as np
 
 from mhalearn import storage
 from mhalearn.examples import Examples
-from mhalearn.layer import load_layer
+from mhalearn.journal import holds_something
+from mhalearn.layer import AttentionLayer
 
 METHODS = ("auto", "newton", "sculpt", "adam", "lbfgs", "linear")
 # Heads times features up to which a square matrix of doubles has at most 8 GiB.
@@ -76,30 +77,38 @@ def check_settings(settings: Settings, examples: Examples) -> None:
         raise ValueError(f"max_seconds={settings.max_seconds!r}: pass a positive number or None")
     if not isinstance(settings.checkpoint, str | Path | None):
         raise ValueError(f"checkpoint={settings.checkpoint!r}: pass a path")
-    _check_resume(settings, examples)
+    _check_checkpoint(settings)
 
 
-def _check_resume(settings: Settings, examples: Examples) -> None:
+def _check_checkpoint(settings: Settings) -> None:
     if settings.resume and settings.checkpoint is None:
-        raise ValueError("resume=True needs the checkpoint file to resume from")
-    if settings.resume and settings.method not in ("auto", "newton"):
-        raise ValueError(f"method={settings.method!r} cannot resume: use 'newton', or resume=False")
-    if settings.checkpoint is not None:
-        storage.check_writable(settings.checkpoint)
-    if settings.resume:
-        start = load_layer(str(settings.checkpoint))
-        if (start.d, start.out_dim) != (examples.d, examples.out_dim):
-            raise ValueError(
-                f"{storage.show(settings.checkpoint or '')}: the checkpoint maps {start.d} "
-                f"features to {start.out_dim}, the examples {examples.d} to {examples.out_dim}"
-            )
-        if not isinstance(settings.n_heads, str) and start.n_heads != settings.n_heads:
-            raise ValueError(
-                f"{storage.show(settings.checkpoint or '')}: the checkpoint has {start.n_heads} "
-                f"heads, n_heads={settings.n_heads}: ask for as many"
-            )
-        if start.causal != settings.causal or (start.out_bias is not None) != settings.bias:
-            raise ValueError(
-                f"{storage.show(settings.checkpoint or '')}: the checkpoint was made with other "
-                "settings of bias or causal: ask for the same"
-            )
+        raise ValueError("resume=True needs checkpoint, the file to go on from")
+    if settings.checkpoint is None:
+        return
+    storage.check_writable(settings.checkpoint)
+    if not settings.resume and holds_something(settings.checkpoint):
+        raise ValueError(
+            f"{storage.show(settings.checkpoint)}: this checkpoint is there already; go on from it "
+            "with resume, or remove the file to start anew"
+        )
+
+
+def check_start(start: AttentionLayer, settings: Settings, examples: Examples) -> None:
+    """Reject a plain layer to start from that cannot be one."""
+    said = f"{storage.show(settings.checkpoint or '')}: the checkpoint"
+    if settings.method not in ("auto", "newton"):
+        raise ValueError(
+            f"{said} is a layer and no state of a run, which method={settings.method!r} cannot go "
+            "on from: use 'newton', or remove the file"
+        )
+    if (start.d, start.out_dim) != (examples.d, examples.out_dim):
+        raise ValueError(
+            f"{said} maps {start.d} features to {start.out_dim}, the examples {examples.d} to "
+            f"{examples.out_dim}"
+        )
+    if not isinstance(settings.n_heads, str) and start.n_heads != settings.n_heads:
+        raise ValueError(
+            f"{said} has {start.n_heads} heads, n_heads={settings.n_heads}: ask for as many"
+        )
+    if start.causal != settings.causal or (start.out_bias is not None) != settings.bias:
+        raise ValueError(f"{said} was made with other settings of bias or causal: ask for the same")

@@ -8,11 +8,13 @@ read or written as asked is a `ValueError` of one line with the path, the proble
 import errno
 import json
 import os
+import re
 import secrets
 import stat
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
@@ -105,6 +107,15 @@ def write_npz(path: AnyPath, arrays: Tensors) -> None:
     _write(path, [buffer.getbuffer()])
 
 
+def remove_leftovers(path: AnyPath) -> None:
+    """Remove what writes of this file left beside it when their process was killed."""
+    target = _target(path)
+    with suppress(OSError):
+        for name in os.listdir(target.parent):
+            if re.fullmatch(rf"\.{_mark(target)}-[0-9a-f]{{16}}\.tmp", name):
+                (target.parent / name).unlink(missing_ok=True)
+
+
 def check_writable(path: AnyPath) -> None:
     """Raise now the ValueError that a write would raise later. Leaves nothing behind."""
     with _temporary(path, _target(path)):
@@ -160,7 +171,7 @@ def _target(path: AnyPath) -> Path:
 @contextmanager
 def _temporary(path: AnyPath, target: Path) -> Iterator[BinaryIO]:
     """An empty file beside the target, gone afterwards unless it was renamed."""
-    temporary = target.parent / f".{secrets.token_hex(8)}.tmp"
+    temporary = target.parent / f".{_mark(target)}-{secrets.token_hex(8)}.tmp"
     try:
         file = open(temporary, "xb")  # noqa: SIM115
     except FileNotFoundError:
@@ -179,6 +190,11 @@ def _temporary(path: AnyPath, target: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):  # what a failed write left in the buffer cannot be written either
             file.close()
         temporary.unlink(missing_ok=True)
+
+
+def _mark(target: Path) -> str:
+    """What the temporary files of a target have in common; its own name may be too long."""
+    return blake2b(os.fsencode(target.name), digest_size=4).hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:
@@ -210,9 +226,11 @@ def read_tensors(
     kind: str | None,
     required: tuple[str, ...],
     only: tuple[str, ...] | None = None,
+    rows: slice | None = None,
 ) -> tuple[Tensors, dict[str, str]]:
     """The tensors of a safetensors file (all, or those in `only`) and its metadata.
 
+    rows: of each tensor only these, along its first axis; the rest of it is not read.
     The file must say that it is of this `kind` (None: a file of another library may say anything)
     and hold the required tensors. bfloat16, which NumPy lacks, is read as float32; every other
     dtype as it is.
@@ -220,7 +238,7 @@ def read_tensors(
     with _opened(path, kind, required) as file:
         tensors = {}
         for name in sorted(file.keys() if only is None else set(only) & set(file.keys())):
-            tensor = file.get_tensor(name)
+            tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
             if tensor.dtype == ml_dtypes.bfloat16:
                 tensor = tensor.astype(np.float32)
             tensors[name] = tensor

@@ -9,7 +9,7 @@ from mhalearn.attention import in_float64
 from mhalearn.certificate import THRESHOLD, Certificate, Residuals, measure_residuals
 from mhalearn.examples import Examples
 from mhalearn.information import ENOUGH, Information
-from mhalearn.layer import AttentionLayer
+from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.leftover import dependence_on_inputs
 from mhalearn.outcome import Outcome, Trace
 from mhalearn.polish import begin, descend, settled
@@ -186,9 +186,39 @@ def is_noisy_alike(layer: AttentionLayer, fitted: Examples, held: Examples) -> b
 
     Where the fit is exact it says all it can; a wrong label among the others would do harm.
     """
-    known = measure_residuals(layer, fitted)
-    wrong = np.sqrt(np.concatenate([known.squared, measure_residuals(layer, held).squared]))
-    return not known.exact and float(wrong.max()) <= _ALIKE * float(np.median(wrong))
+    known, others = measure_residuals(layer, fitted), measure_residuals(layer, held)
+    return not known.exact and _count_unlike(np.concatenate([known.squared, others.squared])) == 0
+
+
+def _count_unlike(squared: Float64) -> int:
+    """Examples that are off far more than most."""
+    return int(np.sum(squared > _ALIKE**2 * np.median(squared)))
+
+
+def contradiction(layer: AttentionLayer, part: Examples, examples: Examples) -> str | None:
+    """What all examples say against a layer that part of them speaks for, or None. A pass.
+
+    Where the part is fitted exactly, so must all be; where it is noisy alike, so must they.
+    """
+    known, every = measure_residuals(layer, part), measure_residuals(layer, examples)
+    error = f"relative squared error {every.root_relative**2:.2g}"
+    if known.exact:
+        if every.exact:
+            return None
+        bar = max(THRESHOLD, 2 * every.floor)
+        wrong = int(np.sum(every.relative > bar))
+        return (
+            f"{part.n} random examples are explained exactly, all {examples.n} are not "
+            f"({error}, {wrong} of them off by more than {bar:.2g}): no attention layer makes all "
+            "these labels"
+        )
+    unlike = _count_unlike(every.squared)
+    if unlike == 0 or _count_unlike(known.squared):  # the verdict on the part has seen it
+        return None
+    return (
+        f"{error} over all examples, of which {unlike} are off by more than {_ALIKE:.0f} times the "
+        f"median; fitted to {part.n} of {examples.n} examples"
+    )
 
 
 @in_float64

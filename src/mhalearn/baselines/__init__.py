@@ -6,7 +6,6 @@ used to fit.
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,8 +16,9 @@ import numpy as np
 
 from mhalearn._types import Array, Float
 from mhalearn.attention import Chunk, float64, gathered, residual, total
-from mhalearn.devices import anywhere
+from mhalearn.devices import known
 from mhalearn.examples import Examples
+from mhalearn.journal import from_arrays, to_arrays
 from mhalearn.layer import AttentionLayer
 from mhalearn.outcome import Outcome, Solution, Trace
 from mhalearn.problem import Problem, make_problem
@@ -36,9 +36,10 @@ _LOST = 0.5  # held-out error above which nothing was learned
 _WORKSPACE = 2**24
 _LEAST_EXAMPLES = 64  # in a mini-batch, whatever the workspace
 
-# Seconds of compiled steps between two looks at the clock, and the fewest steps.
-_SECONDS = 0.05
-_LEAST_BLOCK = 8
+# Multiplications of forward passes between two looks at the clock, some hundredths of a second, and
+# the fewest and most steps. Not by the clock itself: where blocks end decides where descent does.
+_WORK = 2e8
+_LEAST_BLOCK, _MOST_BLOCK = 8, 1024
 
 # Norm of a random Theta_i, in units where a token's feature has unit size. From 0.1 to 2 Adam did
 # equally well at ten times the counting limit, and 6 lost heads; in six runs at three times the
@@ -195,13 +196,14 @@ def descend_in_blocks(
     advance(walk, until) makes steps up to number `until`, or to the goal. least_gain: the fraction
     of the loss a block must take off for another to follow.
     """
+    journal = run.trace.journal
     walk = Walk(student, memory, jnp.asarray(0), jnp.asarray(math.inf))
     loss = float(relative_loss(student, run.data, run.energy))
-    step, block = 0, _LEAST_BLOCK
+    walk, loss = journal.recall("walk", like=(walk, loss)) or (walk, loss)
+    student, step, block = walk.student, int(walk.step), _block(run, expand(student)[0].shape[0])
     while step < steps and loss > run.goal and not run.trace.expired:
-        began = time.perf_counter()
         until = jnp.asarray(min(step + block, steps))
-        walk = advance(walk._replace(loss=jnp.asarray(math.inf)), until)
+        walk = known(advance(walk._replace(loss=jnp.asarray(math.inf)), until))
         latest, step = float(relative_loss(walk.student, run.data, run.energy)), int(walk.step)
         run.trace.emit(stage, step, latest, start=start)
         if not math.isfinite(latest):
@@ -211,9 +213,15 @@ def descend_in_blocks(
         run.keep(student, loss)
         if gain < least_gain:
             break
-        quick = not anywhere(time.perf_counter() - began >= _SECONDS)
-        block = 2 * block if quick else max(_LEAST_BLOCK, block // 2)
+        journal.record("walk", (walk, loss))
     return Descent(student, loss, True)
+
+
+def _block(run: Run, n_heads: int) -> int:
+    """Steps between two looks at the clock."""
+    k, d, e = run.problem.k, run.problem.d, run.problem.out_dim
+    work = run.data.weight.size * n_heads * d * (d + k + e)
+    return int(2 ** np.floor(np.log2(np.clip(_WORK / work, _LEAST_BLOCK, _MOST_BLOCK))))
 
 
 class Candidate(NamedTuple):
@@ -256,14 +264,22 @@ def best_of_starts(
         finite = False
         for start in range(starts):
             student = random_student(problem, n_heads, head_dim, student_rng(seed, 1, start))
-            end = descend(run, student, start)
-            layer = run.layer(end.student)
-            candidate = Candidate(layer, relative_error(layer, held_out))
-            trace.keep(layer, end.loss)
+
+            def work(student: Student = student, start: int = start) -> dict[str, Any]:
+                end = descend(run, student, start)
+                layer = run.layer(end.student)
+                error = relative_error(layer, held_out)
+                rest = {"error": error, "loss": end.loss, "finite": end.finite}
+                return to_arrays(layer) | rest
+
+            needs = ("theta", "w", "causal", "error", "loss", "finite")
+            end = trace.journal.once(f"start {start + 1}", work, needs)
+            candidate = Candidate(from_arrays(end), end["error"])
+            trace.keep(candidate.layer, end["loss"])
             trace.emit(
-                "select", start, end.loss, f"start {start + 1}", held_out_error=candidate.error
+                "select", start, end["loss"], f"start {start + 1}", held_out_error=candidate.error
             )
-            finite = finite or end.finite
+            finite = finite or end["finite"]
             if best is None or candidate.error < best.error:
                 best = candidate
             if best.error <= ENOUGH or trace.expired:

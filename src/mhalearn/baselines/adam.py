@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from mhalearn._types import Array
@@ -57,7 +56,7 @@ def learn(
     schedule = _Schedule(learning_rate, steps, goal)
 
     def descend(run: Run, student: Student, start: int) -> Descent:
-        return _descend(run, student, start, schedule, student_rng(seed, 3, start))
+        return _descend(run, student, start, schedule, seed)
 
     return best_of_starts(
         descend,
@@ -82,13 +81,11 @@ class _Schedule(NamedTuple):
     goal: float
 
 
-def _descend(
-    run: Run, student: Student, start: int, schedule: _Schedule, rng: np.random.Generator
-) -> Descent:
+def _descend(run: Run, student: Student, start: int, schedule: _Schedule, seed: int) -> Descent:
     count = run.data.weight.shape[0]
 
     def advance(walk: Walk, until: Array) -> Walk:
-        order = jnp.asarray(rng.permutation(count))
+        order = jnp.asarray(student_rng(seed, 3, start, int(walk.step)).permutation(count))
         return _advance(walk, until, order, schedule, run.data, run.energy)
 
     return descend_in_blocks(

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from mhalearn import devices
 from mhalearn._types import Array, Float
 from mhalearn.attention import (
     Chunk,
@@ -39,6 +40,7 @@ from mhalearn.baselines import (
     student_rng,
 )
 from mhalearn.examples import Examples
+from mhalearn.journal import to_arrays
 from mhalearn.outcome import Solution, Trace
 from mhalearn.problem import make_problem
 from mhalearn.threads import one_lapack_thread
@@ -93,7 +95,7 @@ def learn(
 
     def offer(theta: NDArray[np.float64]) -> None:
         nonlocal best
-        fit = _fit_softmax(jnp.asarray(theta), data)
+        fit = devices.known(_fit_softmax(jnp.asarray(theta), data))
         layer, loss = problem.layer(theta, np.asarray(fit.w)), float(fit.loss) / energy
         candidate = Candidate(layer, relative_error(layer, held_out))
         trace.keep(layer, loss)
@@ -103,7 +105,12 @@ def learn(
     with one_lapack_thread():
         # Uniform attention explains some labels by itself: zeros, for one.
         offer(np.zeros((n_heads, problem.query_dim, problem.d)))
-        for start in range(starts):
+        known = trace.journal.recall_layer("starts", "start", "error", "finite")
+        first = 0
+        if known is not None:
+            layer, state = known
+            best, finite, first = Candidate(layer, state["error"]), state["finite"], state["start"]
+        for start in range(first, starts):
             if best is not None and best.error <= ENOUGH:
                 break
             rng = student_rng(seed, 2, start)
@@ -116,6 +123,9 @@ def learn(
                     offer(at_norm(heads, norm, head_dim))
             if trace.expired:
                 break
+            assert best is not None
+            rest = {"start": start + 1, "error": best.error, "finite": finite}
+            trace.journal.record("starts", to_arrays(best.layer) | rest, now=True)
     assert best is not None
     settings = {
         "method": "linear",
@@ -152,7 +162,7 @@ def _choose_reading(
     rotations *= rng.choice([-1.0, 1.0], size=(_READINGS, 1, m))
     readings = [(rotation @ basis).reshape(theta.shape) for rotation in rotations]
     tried = [at_norm(heads, norm, head_dim) for heads in readings for norm in _FEW_NORMS]
-    losses = np.asarray(_softmax_losses(jnp.asarray(np.stack(tried)), data))
+    losses = np.asarray(devices.known(_softmax_losses(jnp.asarray(np.stack(tried)), data)))
     return readings[int(np.nanargmin(losses)) // len(_FEW_NORMS)]
 
 
@@ -187,7 +197,8 @@ def fit_student(
     """Alternate until nothing improves, and return the student's Theta."""
     before = math.inf
     for step in range(0, sweeps, _BLOCK):
-        swept = _sweeps(jnp.asarray(theta), data, jnp.asarray(energy), jnp.asarray(ridge))
+        weights = jnp.asarray(energy), jnp.asarray(ridge)
+        swept = devices.known(_sweeps(jnp.asarray(theta), data, *weights))
         theta = np.asarray(swept.theta[-1])
         objectives = np.asarray(swept.objective)
         for i, (loss, objective) in enumerate(zip(np.asarray(swept.loss), objectives, strict=True)):

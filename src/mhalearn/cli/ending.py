@@ -51,11 +51,11 @@ def explain(error: BaseException, name: str) -> Exit:
     if isinstance(error, KeyboardInterrupt):
         saved = error.saved if isinstance(error, Stopped) else None
         known = f"best layer so far saved to {saved}" if saved else "no layer saved"
-        return say(f"interrupted; {known}", Exit.INTERRUPTED, name)
+        return say("; ".join(["interrupted", known, *_notes(error)]), Exit.INTERRUPTED, name)
     if isinstance(error, ValueError):
         return say(str(error), Exit.BAD_INPUT, name)
     if isinstance(error, OSError):
-        return say(_why(error), Exit.BROKEN, name)
+        return say("; ".join([_why(error), *_notes(error)]), Exit.BROKEN, name)
     # RESOURCE_EXHAUSTED: how XLA says that memory ran out.
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         return say("out of memory: use fewer examples or a smaller layer", Exit.BROKEN, name)
@@ -69,6 +69,10 @@ def say(message: str, code: Exit, command: str = "") -> Exit:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
     return code
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
 
 
 def _why(error: OSError) -> str:

@@ -13,16 +13,18 @@ from mhalearn.cli.ending import Stopped
 
 if TYPE_CHECKING:
     from mhalearn.examples import Examples
+    from mhalearn.layer import AttentionLayer
     from mhalearn.outcome import Event
 
 
 def fit(estimator: Any, examples: Examples, out: Path | None) -> Any:
-    """Fit behind the live line. On Ctrl-C the best layer so far is saved."""
+    """Fit behind the live line. On Ctrl-C or an OSError the best layer so far is saved."""
     from mhalearn.devices import anywhere, is_first, n_processes
     from mhalearn.terminal import Progress
 
     # Processes of one run stop at the same event, or some would wait for the others.
     alone = n_processes() == 1
+    out = out if is_first() else None
     with _ctrl_c(alone) as asked, Progress(enabled=is_first()) as progress:
 
         def on_event(event: Event) -> None:
@@ -36,10 +38,30 @@ def fit(estimator: Any, examples: Examples, out: Path | None) -> Any:
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the file is written in any case
             best = estimator.best_layer_so_far_()
-            if best is None or out is None or not is_first():
-                raise Stopped(None) from None
-            best.replace(metadata={**best.metadata, "outcome": "interrupted"}).save(out)
-            raise Stopped(str(out)) from None
+            stopped = Stopped(None if best is None or out is None else str(out))
+            if best is not None and out is not None:
+                _save(best, out)
+            _hint(stopped, estimator)
+            raise stopped from None
+        except OSError as error:
+            best = estimator.best_layer_so_far_()
+            if best is not None and out is not None:
+                with contextlib.suppress(OSError):
+                    _save(best, out)
+                    error.add_note(f"best layer so far saved to {out}")
+            _hint(error, estimator)
+            raise
+
+
+def _save(best: AttentionLayer, out: Path) -> None:
+    best.replace(metadata={**best.metadata, "outcome": "interrupted"}).save(out)
+
+
+def _hint(error: BaseException, estimator: Any) -> None:
+    from mhalearn.journal import holds_something
+
+    if estimator.checkpoint is not None and holds_something(estimator.checkpoint):
+        error.add_note("--resume goes on from the checkpoint")
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ class Method(enum.StrEnum):
     epilog="Examples:\n\n"
     "  mhalearn learn data/examples.safetensors --heads 3 --out layer.safetensors\n\n"
     "  mhalearn learn data.npz --report report.html --json > result.json\n\n"
-    "  mhalearn learn shards/ --heads auto --checkpoint run.safetensors\n\n"
+    "  mhalearn learn shards/ --heads auto --checkpoint run.safetensors --resume\n\n"
     "  srun mhalearn learn shards/ --distributed --out layer.safetensors\n\n"
     "Exit code 0: recovered; 3: finished, not recovered; 2: bad input; 4: broken from outside; "
     "130: Ctrl-C, with the best layer so far in --out."
@@ -62,9 +62,12 @@ def learn(
         float | None, typer.Option(metavar="S", help="Stop after this many seconds.")
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the state of the run here.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep the state of the run here (.safetensors)."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint, if there is one yet.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save the layer here (.safetensors).")
     ] = None,

@@ -44,6 +44,12 @@ Indices = slice | ArrayLike
 
 # Entries of a view, X and Y together, up to which it is held in memory: 64 MiB of doubles.
 _SMALL = 2**23
+# Times the counting limit from which on more examples hardly make learning easier, and entries to
+# which a working set is filled all the same: 16 MiB of doubles, of which a fit makes many copies.
+_PLENTY, _WORKING = 64, 2**21
+
+# Keeps the choice of a working set apart from other random numbers of a seed.
+_STREAM = 0x3A3B1E
 
 _SAVED = "give a .safetensors file, an .npz file with arrays X and Y, or a folder of shards"
 
@@ -152,7 +158,7 @@ class Examples:
 
     @property
     def bounds(self) -> NDArray[np.int64]:
-        """The first example of each process, and their number: its own shards', or equal parts."""
+        """The first example of each process, and their number: its own blocks', or equal parts."""
         if isinstance(self._source, Shares):
             return self._source.bounds
         count = devices.n_processes()
@@ -166,6 +172,18 @@ class Examples:
         if (first, end) == (0, self.n):
             return self
         return Examples._over(viewed(self._source, np.arange(first, end)), self.metadata)
+
+    @property
+    def rows(self) -> int:
+        """Tokens of all examples together, padding left out. Cost: the lengths are read."""
+        if not self.has_lengths:
+            return self.n * self.k
+        blocks = range(len(self._source.starts) - 1)
+        return sum(int(self._source.lengths(index).sum()) for index in blocks)
+
+    @property
+    def _entries(self) -> int:
+        return self.k * (self.d + self.out_dim)
 
     def __len__(self) -> int:
         return self.n
@@ -213,7 +231,7 @@ class Examples:
         ascending, place = chosen, None
         if not _is_ascending(chosen):
             ascending, place = np.unique(chosen, return_inverse=True)
-        small = len(chosen) * self.k * (self.d + self.out_dim) <= _SMALL
+        small = len(chosen) * self._entries <= _SMALL
         if isinstance(self._source, Shares) and place is None and not small:
             return Examples._over(self._source.view(chosen, keep=True), self.metadata)
         block = Examples._over(viewed(self._source, ascending), {}).arrays()
@@ -229,7 +247,7 @@ class Examples:
         chosen = self._chosen("view", indices)
         if not _is_ascending(chosen):
             raise ValueError("view: choose each example once, in ascending order; or use subset")
-        if self.in_memory or len(chosen) * self.k * (self.d + self.out_dim) <= _SMALL:
+        if self.in_memory or len(chosen) * self._entries <= _SMALL:
             return self.subset(chosen)
         return Examples._over(viewed(self._source, chosen), self.metadata)
 
@@ -253,13 +271,69 @@ class Examples:
         if not isinstance(self._source, Shares):
             return survey_blocks(self._chunks(1024), self.n)
         mine = self.mine()
-        survey = survey_blocks(mine._chunks(1024), mine.n)
-        hashes, input_hashes = (
-            devices.all_rows(survey.hashes),
-            devices.all_rows(survey.input_hashes),
-        )
-        largest = devices.all_rows(np.array([[survey.largest_x, survey.largest_y]])).max(axis=0)
-        return Survey(hashes, input_hashes, *largest.tolist())
+        return _merged(survey_blocks(mine._chunks(1024), mine.n))
+
+    def plenty(self, n_heads: int, bias: bool = False, head_dim: int | None = None) -> int:
+        """How many of the examples a learner needs in memory at most: its working set.
+
+        All of them, or 64 times the counting limit, or as many as take 16 MiB as doubles if that is
+        more.
+        """
+        limit = self.counting_limit(n_heads, bias, head_dim)
+        return int(min(self.n, max(_PLENTY * limit, _WORKING // self._entries)))
+
+    def sample(self, count: int, seed: int) -> "Examples":
+        """Random examples, in random order, in memory; all of them, as they are, if no more.
+
+        Cost: one pass. What is first in a file is often not like the rest of it.
+        """
+        return self if count >= self.n else self.survey_and_sample(count, seed)[1]
+
+    def survey_and_sample(self, count: int, seed: int) -> tuple[Survey, "Examples"]:
+        """`survey`, and `count` random examples, in one pass.
+
+        Processes that share the examples read their own, and all hold the same `count`.
+        """
+        rng = np.random.default_rng([seed, _STREAM])
+        chosen = np.sort(rng.choice(self.n, count, replace=False, shuffle=False))
+        place = rng.permutation(count)
+        if isinstance(self._source, Shares):
+            cuts, here = np.searchsorted(chosen, self.bounds), devices.process()
+            own = chosen[slice(*cuts[here:][:2])] - self.bounds[here]
+            survey, mine = self.mine()._survey_and_pick(own, np.arange(len(own)))
+            survey = _merged(survey)
+            owners = np.flatnonzero(np.diff(cuts)).tolist()
+            parts = [
+                Block(*devices.from_owner(owner, mine if owner == here else None))
+                for owner in owners
+            ]
+            block = joined(parts).rows(np.argsort(place))
+        else:
+            survey, block = self._survey_and_pick(chosen, place)
+        given = block.lengths if self.has_lengths else None
+        return survey, Examples(block.x, block.y, given, metadata=self.metadata)
+
+    def _survey_and_pick(
+        self, chosen: NDArray[np.int64], place: NDArray[np.int64]
+    ) -> tuple[Survey, Block]:
+        """`survey`, and the chosen examples, ascending, each put into its place."""
+        count = len(chosen)
+        lengths = np.empty(count, np.int64)
+        x = y = np.empty(0)
+
+        def picking() -> Iterator[Block]:
+            nonlocal x, y
+            start = 0
+            for block in self._chunks(1024):
+                if start == 0:
+                    x, y = (np.empty((count, *part.shape[1:]), part.dtype) for part in block[:2])
+                first, last = np.searchsorted(chosen, [start, start + len(block.x)])
+                there, here = place[first:last], chosen[first:last] - start
+                x[there], y[there], lengths[there] = block.rows(here)
+                start += len(block.x)
+                yield block
+
+        return survey_blocks(picking(), self.n), Block(x, y, lengths)
 
     def hashes(self) -> NDArray[np.uint64]:
         """A 64-bit hash of each example's values; see `Survey`."""
@@ -319,6 +393,13 @@ class Examples:
                 f"{storage.show(path)}: name a .safetensors or .npz file, "
                 "or pass shard_size to write a folder of shards"
             )
+
+
+def _merged(mine: Survey) -> Survey:
+    """The survey of all examples, from those that processes made of their own."""
+    hashes, input_hashes = devices.all_rows(mine.hashes), devices.all_rows(mine.input_hashes)
+    largest = devices.all_rows(np.array([[mine.largest_x, mine.largest_y]])).max(axis=0)
+    return Survey(hashes, input_hashes, *largest.tolist())
 
 
 def _is_ascending(chosen: NDArray[np.int64]) -> bool:

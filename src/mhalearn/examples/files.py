@@ -17,6 +17,8 @@ from mhalearn.inputs import check_count, check_shape
 KIND = "examples"
 REQUIRED = ("X", "Y")
 INDEX = "index.json"
+# Bytes of a block: whatever the size of a shard, that much of it is in memory at a time.
+_BLOCK = 2**24
 
 
 def block_tensors(block: Block, has_lengths: bool) -> storage.Tensors:
@@ -57,23 +59,32 @@ def write_shards(
 
 
 class Shards:
-    """Examples in a folder: a block is a shard, read when asked for.
+    """Examples in a folder: a block is a shard, or a part of a large one, read when asked for.
 
     The headers were right when the folder was opened. A shard that cannot be read later, or has
     changed, was broken from outside: an OSError. Bad values in it are bad data: a ValueError.
     """
 
-    def __init__(self, paths: list[Path], starts: list[int], header: storage.Header) -> None:
-        self._paths = paths
-        self.starts = starts
+    def __init__(self, shards: list[tuple[Path, int]], header: storage.Header) -> None:
         (_, k, d), (_, _, e) = header.shapes["X"], header.shapes["Y"]
         self.shape = (k, d, e)
         self.y_dtype = header.dtypes["Y"]
         self.has_lengths = "lengths" in header.shapes
+        each = k * (d * header.dtypes["X"].itemsize + e * self.y_dtype.itemsize)
+        most = max(1, _BLOCK // each)
+        self._blocks: list[tuple[Path, slice]] = []
+        self.starts = [0]
+        for path, n in shards:
+            first = self.starts[-1]
+            for start in range(0, n, most):
+                # The last block goes to the end, so that a shard that has grown is noticed.
+                last = start + most >= n
+                self._blocks.append((path, slice(start, None if last else start + most)))
+                self.starts.append(first + min(n, start + most))
 
     def block(self, index: int) -> Block:
         tensors = self._read(index, "X", "Y", "lengths")
-        path = self._paths[index]
+        path = self._blocks[index][0]
         try:
             block = check_examples(tensors["X"], tensors["Y"], tensors.get("lengths"))
         except ValueError as error:
@@ -91,10 +102,11 @@ class Shards:
         return np.full(self.starts[index + 1] - self.starts[index], self.shape[0], np.int64)
 
     def _read(self, index: int, *names: str) -> storage.Tensors:
+        path, rows = self._blocks[index]
         try:
-            return storage.read_tensors(
-                self._paths[index], kind=KIND, required=REQUIRED, only=names
-            )[0]
+            return storage.read_tensors(path, kind=KIND, required=REQUIRED, only=names, rows=rows)[
+                0
+            ]
         except ValueError as error:
             raise OSError(f"lost a shard: {error}") from None
 
@@ -154,9 +166,9 @@ def open_shards(folder: Path) -> tuple[Shards, dict[str, Any]]:
         raise ValueError(f"{shown} cannot be read ({error.strerror}): check it") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ValueError(f"{shown} is damaged or no index: save the examples again") from None
-    paths = [folder / name for name, _ in shards]
+    placed = [(folder / name, n) for name, n in shards]
     first: storage.Header | None = None
-    for shard, (_, n) in zip(paths, shards, strict=True):
+    for shard, n in placed:
         header = storage.peek_tensors(shard, kind=KIND, required=REQUIRED)
         first = first or header
         expected = {"X": (n, k, d), "Y": (n, k, e)} | ({"lengths": (n,)} if has_lengths else {})
@@ -165,9 +177,8 @@ def open_shards(folder: Path) -> tuple[Shards, dict[str, Any]]:
                 f"{storage.show(shard)} differs from what index.json says or from the first shard "
                 f"({_layout(header)}): save the examples again"
             )
-    starts = [0, *np.cumsum([n for _, n in shards]).tolist()]
     assert first is not None
-    return Shards(paths, starts, first), metadata
+    return Shards(placed, first), metadata
 
 
 def _layout(header: storage.Header) -> str:

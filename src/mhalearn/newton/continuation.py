@@ -19,7 +19,7 @@ from mhalearn.problem import Problem
 
 # Steps of all starts side by side, and of the best one alone.
 _FREE_STEPS, _FINISHING_STEPS = 60, 150
-_OFFER_SECONDS = 5.0
+_SHOW_SECONDS = 5.0
 # A loss from which finishing is worth direct steps.
 _CLOSE = 1e-4
 
@@ -41,6 +41,7 @@ class Task:
     head_dim: int | None
     direct: bool
     single: bool = False
+    show: Callable[[State], None] = lambda state: None  # to whoever watches
 
     def step(self, state: State, ridge: Ridge = NO_RIDGE) -> State:
         return descend(
@@ -52,8 +53,13 @@ def anneal(
     state: State, task: Task, scales: Scales, strengths: Iterable[float], *, stage: str
 ) -> State:
     """One step of every start at each strength g of the ridge."""
+    journal = task.trace.journal
+    begun, state = journal.recall(stage, like=(0, state)) or (0, state)
     for step, g in enumerate(strengths):
+        if step < begun:
+            continue
         state = task.step(state, ridge_at(float(g), scales, task.problem))
+        journal.record(stage, (step + 1, state))
         task.trace.emit(stage, step, _lowest(state))
         if task.trace.expired:
             break
@@ -63,22 +69,21 @@ def anneal(
 def free(state: State, task: Task, *, stage: str, steps: int = _FREE_STEPS) -> State:
     """Descend without penalty until every start has settled, or one has hit rounding.
 
-    The end is offered to the choice among starts, and on long runs what there is every few seconds,
-    so that an interrupted run keeps it.
+    The end is offered to the choice among starts, and on long runs what there is is shown every few
+    seconds, so that an interrupted run keeps it.
     """
     trace = task.trace
-    state, offered = freed(state), trace.seconds
-    for step in range(steps):
-        if trace.expired:
+    state, shown = freed(state), trace.seconds
+    begun, state = trace.journal.recall(stage, like=(0, state)) or (0, state)
+    for step in range(begun, steps):
+        if trace.expired or (step and (_lowest(state) < ROUNDING or settled(state).all())):
             break
         state = task.step(state)
-        best = _lowest(state)
-        trace.emit(stage, step, best)
-        if best < ROUNDING or settled(state).all():
-            break
-        if anywhere(trace.seconds - offered > _OFFER_SECONDS):
-            task.offer(state)
-            offered = trace.seconds
+        trace.journal.record(stage, (step + 1, state))
+        trace.emit(stage, step, _lowest(state))
+        if anywhere(trace.seconds - shown > _SHOW_SECONDS):
+            task.show(state)
+            shown = trace.seconds
     task.offer(state)
     return state
 

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn.examples import Examples
+from mhalearn.journal import generator_from, generator_words
 from mhalearn.layer import AttentionLayer
 from mhalearn.narrow import is_narrow
 from mhalearn.newton.choice import Choice, split_for_choice
@@ -50,6 +52,17 @@ class Round:
     @property
     def releasing(self) -> NDArray[np.float64]:
         return np.geomspace(self.shaped, 1e-5, self.release_steps + 1)[1:]
+
+
+class Hopping(NamedTuple):
+    """Where a round stands between two hops."""
+
+    hop: int  # made so far
+    idle: int  # of them, since a start last got better
+    state: State
+    scales: Scales
+    losses: NDArray[np.float64]  # before any hop
+    rng: NDArray[np.uint64]
 
 
 # Generic layers with a few times the counting limit of examples fall to the first round. With noise
@@ -104,7 +117,7 @@ def learn(
 
     exact = max(_EXACT, label_precision(examples).floor ** 2)
 
-    def with_heads(count: int, rounds: tuple[Round, ...] | None = None) -> tuple[Solution, float]:
+    def with_heads(count: int, rounds: tuple[Round, ...] | None = None) -> Solution:
         fit, held = split_for_choice(examples, count, bias=bias, head_dim=head_dim, seed=seed)
         problem = make_problem(fit, count, bias=bias, causal=causal)
         choice = Choice(problem, held, trace)
@@ -126,7 +139,12 @@ def learn(
         if few < fit.n:
             part = make_problem(fit.subset(slice(0, few)), count, bias=bias, causal=causal)
             run(part, rounds[:1], stage="sketch")
-        return choice.solution(run(problem, rounds)), choice.loss
+        return choice.solution(run(problem, rounds))
+
+    def attempt(count: int, patient: bool) -> tuple[Solution, float]:
+        work = partial(with_heads, count, None if patient else BRIEF)
+        solution = trace.once(f"{count} heads, {'patient' if patient else 'brief'}", work)
+        return solution, solution.loss
 
     asked = None if isinstance(n_heads, str) else n_heads
     if head_dim is not None:
@@ -137,16 +155,11 @@ def learn(
     if not isinstance(n_heads, str):
         # Below the counting limit no effort helps.
         if examples.n >= examples.counting_limit(n_heads, bias, head_dim):
-            return with_heads(n_heads)[0]
+            return with_heads(n_heads)
         most = most_heads(examples, bias=bias, head_dim=head_dim)
-        return with_heads(min(n_heads, most), PLENTY[:1])[0]
+        return with_heads(min(n_heads, most), PLENTY[:1])
     most = most_heads(examples, bias=bias, head_dim=head_dim)
-    return choose_heads(
-        lambda count, patient: with_heads(count, None if patient else BRIEF),
-        most,
-        exact,
-        trace,
-    )
+    return choose_heads(attempt, most, exact, trace)
 
 
 def run_rounds(
@@ -177,13 +190,22 @@ def run_rounds(
 
     losses: list[float] = []
     for number, round_ in enumerate(rounds):
-        if done() or (trusting and found_twice(losses)):
+        name = f"{stage} {number + 1}"
+        if not trace.journal.begun(name) and (done() or (trusting and found_twice(losses))):
             break
-        direct = number > 0 and unknowns <= most_direct()
-        task = Task(problem, trace, choice.offer_starts, head_dim, direct, single=number == 0)
+        task = Task(
+            problem,
+            trace,
+            choice.offer_starts,
+            head_dim,
+            direct=number > 0 and unknowns <= most_direct(),
+            single=number == 0,
+            show=choice.show_starts,
+        )
         theta = random_starts(problem, n_heads, round_.n_starts, seed, number)
         rng = np.random.default_rng([seed, 0x2E71, number])
-        losses += run_round(round_, theta, task, scales, done, rng, stage=f"{stage} {number + 1}")
+        work = partial(run_round, round_, theta, task, scales, done, rng, stage=name)
+        losses += trace.journal.once(name, work).tolist()
     if choice.layer is None:
         choice.offer(problem.zero_layer(n_heads))
         return Outcome.TIME_LIMIT if trace.expired else Outcome.NONFINITE
@@ -199,38 +221,56 @@ def run_round(
     rng: np.random.Generator,
     *,
     stage: str,
-) -> list[float]:
+) -> NDArray[np.float64]:
     """Anneal the starts (s, m, q, d) and let them go; where it pays, trade heads and try again.
 
     Returns the losses the starts came to before they traded.
     """
-    problem = task.problem
+    problem, journal = task.problem, task.trace.journal
     finishing = theta[0].size <= FINISHED and task.head_dim is None
 
-    def let_go(shaped: State, stage: str) -> list[float]:
+    def let_go(shaped: State, scales: Scales, stage: str) -> NDArray[np.float64]:
         state = anneal(freed(shaped), task, scales, round_.releasing, stage=f"{stage}, release")
         state = free(state, task, stage=f"{stage}, free")
         if finishing and not task.trace.expired:
             finish(state, task, stage=f"{stage}, finish")
-        return np.asarray(state.loss).tolist()
+        return np.asarray(state.loss)
 
-    if round_.slide_steps:
-        name = f"{stage}, slide"
-        theta = slide(theta, problem, task.trace, scales, round_.slide_steps, stage=name)
-    state = anneal(begin(theta, problem), task, scales, round_.annealing, stage=stage)
-    losses, idle = let_go(state, stage), 0
-    for hop in range(round_.hops):
-        if done() or idle >= _IDLE_HOPS:
-            break
-        name = f"{stage}, hop {hop + 1}"
-        scales = rescaled(scales, state, round_.prior)
-        fresh = begin(exchanged(state, rng), problem)
+    def descend_all() -> Hopping:
+        moved = theta
+        if round_.slide_steps:
+            name = f"{stage}, slide"
+            moved = slide(theta, problem, task.trace, scales, round_.slide_steps, stage=name)
+        state = anneal(begin(moved, problem), task, scales, round_.annealing, stage=stage)
+        return Hopping(0, 0, state, scales, let_go(state, scales, stage), generator_words(rng))
+
+    def hop(now: Hopping, name: str) -> Hopping:
+        rng = generator_from(now.rng)
+        scales = rescaled(now.scales, now.state, round_.prior)
+        fresh = begin(exchanged(now.state, rng), problem)
         trial = anneal(fresh, task, scales, round_.hopping, stage=name)
-        state, any_better, lowest = better(state, trial, ridge_at(round_.shaped, scales, problem))
-        idle = 0 if any_better else idle + 1
+        ridge = ridge_at(round_.shaped, scales, problem)
+        state, any_better, lowest = better(now.state, trial, ridge)
         if lowest:
-            let_go(trial, name)
-    return losses
+            let_go(trial, scales, name)
+        idle = 0 if any_better else now.idle + 1
+        return Hopping(now.hop + 1, idle, state, scales, now.losses, generator_words(rng))
+
+    begun = begin(theta, problem)
+    nothing = Hopping(0, 0, begun, scales, np.asarray(begun.loss), generator_words(rng))
+    now: Hopping | None = journal.recall("hops", like=nothing)
+    if now is None:
+        with journal.within("descent"):
+            now = descend_all()
+        journal.record("hops", now)
+    while now.hop < round_.hops:
+        name = f"{stage}, hop {now.hop + 1}"
+        if not journal.begun(name) and (done() or now.idle >= _IDLE_HOPS):
+            break
+        with journal.within(name):
+            now = hop(now, name)
+        journal.record("hops", now)
+    return now.losses
 
 
 def found_twice(losses: list[float]) -> bool:

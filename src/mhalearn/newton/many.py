@@ -6,19 +6,27 @@ or become copies of another: the canonical form merges them and tells the number
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from numpy.typing import NDArray
 
 from mhalearn._types import Array, Float
-from mhalearn.attention import Chunk, in_float64
+from mhalearn.attention import Chunk, compiled, in_float64, total
 from mhalearn.examples import Examples
+from mhalearn.journal import generator_from, generator_words
 from mhalearn.layer import AttentionLayer
-from mhalearn.narrow import NarrowHeads, apply_heads, polish_heads, to_heads, to_layer
+from mhalearn.narrow import (
+    NarrowHeads,
+    apply_heads,
+    in_single,
+    merge_heads,
+    polish_heads,
+    to_heads,
+    to_layer,
+)
 from mhalearn.newton.choice import Choice, split_for_choice
 from mhalearn.outcome import Outcome, Solution, Trace
 from mhalearn.problem import Problem, make_problem
@@ -27,6 +35,9 @@ _STREAM = 0x3A27
 # Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much.
 _RATE, _FADING, _FADED = 0.06, 0.6, 1e-2
 _STEPS, _BLOCK = 2000, 100
+# Up to this many times the counting limit of examples, a penalty that fades so many times slower
+# finds heads that are else lost among surplus ones.
+_SCARCE, _PATIENCE = 12.0, 4
 # Examples a step; more keep an accelerator busy.
 _BATCH_CPU, _BATCH = 128, 1024
 # Heads closer than this, relative to their size, were meant to be one; smaller ones to be none.
@@ -78,14 +89,28 @@ def learn_narrow(
     if start is not None and n_heads in (None, start.n_heads):
         given, _ = polish_heads(to_heads(start, problem, head_dim), part, trace, stage="resumed")
         choice.offer(to_layer(given, problem))
+    journal = trace.journal
+    steps = _STEPS if fit.n >= _SCARCE * limit else _PATIENCE * _STEPS
     for attempt in range(_ATTEMPTS):
-        if choice.loss < exact or trace.expired:
+        name = f"attempt {attempt + 1}"
+        if journal.recall(name) is not None:
+            continue
+        if not journal.begun(name) and (choice.loss < exact or trace.expired):
             break
-        layer = learn_many(
-            problem, part, trace, n_heads=n_heads, head_dim=head_dim, seed=seed, attempt=attempt
-        )
-        if layer is not None:
-            choice.offer(layer)
+        with journal.within(name):
+            layer = learn_many(
+                problem,
+                part,
+                trace,
+                n_heads=n_heads,
+                head_dim=head_dim,
+                seed=seed,
+                attempt=attempt,
+                steps=steps * (attempt + 1),
+            )
+            if layer is not None:
+                choice.offer(layer)
+        journal.record(name, 1, now=True)
     if choice.layer is None:
         choice.offer(problem.zero_layer(heads))
         return choice.solution(Outcome.TIME_LIMIT if trace.expired else Outcome.NONFINITE)
@@ -102,11 +127,12 @@ def learn_many(
     head_dim: int,
     seed: int,
     attempt: int,
+    steps: int = _STEPS,
 ) -> AttentionLayer | None:
     """One attempt: a student, its descent, its canonical form, and that polished; None: diverged.
 
     part: some of the examples, enough for polish. n_heads: None where the count is open. Later
-    attempts have more heads and take more steps.
+    attempts have more heads.
     Cost: O(k m (d h + k h)) an example and step. Trust: a heuristic.
     """
     guess = n_heads or guess_heads(problem.d, head_dim)
@@ -114,16 +140,11 @@ def learn_many(
     rng = np.random.default_rng([seed, _STREAM, attempt])
     heads = random_heads(problem, student, head_dim, rng)
     stage = f"attempt {attempt + 1}"
-    heads = fade(heads, problem, trace, _STEPS * (attempt + 1), rng, stage=stage)
+    heads = fade(heads, problem, trace, steps, rng, stage=stage)
     if not all(np.isfinite(part).all() for part in heads):
         return None
-    layer = to_layer(heads, problem).canonical(tolerance=_MERGED)
-    if n_heads is not None and layer.n_heads > n_heads:  # ordered by decreasing |W|
-        vectors = None if layer.key_vector is None else layer.key_vector[:n_heads]
-        kept = layer.theta[:n_heads], layer.w[:n_heads], vectors
-        layer = AttentionLayer(*kept, layer.out_bias, layer.causal)
-    trace.emit(stage, detail=f"{layer.n_heads} of {student} heads are distinct")
-    heads = to_heads(layer, problem, head_dim)
+    heads = merge_heads(heads, _MERGED, most=n_heads)
+    trace.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
     heads, _ = polish_heads(heads, part, trace, stage=f"{stage}, polish")
     return to_layer(heads, problem)
 
@@ -163,24 +184,31 @@ def fade(
     stage: str,
 ) -> NarrowHeads:
     """Adam in single precision on random examples, while the penalty fades."""
-    single = partial(jax.tree.map, lambda a: jnp.asarray(np.asarray(a), _single(np.asarray(a))))
-    data = jax.tree.map(lambda leaf: np.concatenate(list(np.asarray(leaf))), problem.data)
-    there = np.flatnonzero(data.weight.any(axis=1))
-    data, heads = single(data), single(heads)
+    data = jax.tree.map(_one_chunk, in_single(problem.data))
+    there = np.flatnonzero(np.asarray(data.weight).any(axis=1))
+    heads = in_single(heads)
     batch = min(len(there), _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH)
     first = _critical_penalty(problem)
     walk = Walk(heads, _ADAM.init(heads), jnp.ones(()))
     mean_square = jnp.float32(problem.energy / problem.rows)
-    for begun in range(0, steps, _BLOCK):
+    start = (0, walk, generator_words(rng))
+    first_step, walk, words = trace.journal.recall("fade", like=start) or start
+    rng = generator_from(words)
+    for begun in range(first_step, steps, _BLOCK):
         progress = np.arange(begun, begun + _BLOCK) / steps
         penalty = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
         rate = _RATE / problem.d**0.5 * 0.5 * (1 + np.cos(np.pi * progress))
         chosen = there[rng.integers(0, len(there), (_BLOCK, batch))]
         walk = _advance(walk, data, mean_square, *map(jnp.asarray, (chosen, penalty, rate)))
+        trace.journal.record("fade", (begun + _BLOCK, walk, generator_words(rng)))
         trace.emit(stage, begun + _BLOCK, float(walk.loss))
         if trace.expired:
             break
     return walk.heads
+
+
+def _one_chunk(leaf: Array) -> Array:
+    return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
 
 
 @in_float64
@@ -190,14 +218,23 @@ def _critical_penalty(problem: Problem) -> float:
     With uniform attention the labels are x_mean C D, and zero is a minimum while the penalty is
     larger than the largest singular value of E[x_mean^T y] / E|y|^2.
     """
-    data = jax.tree.map(lambda leaf: np.concatenate(list(np.asarray(leaf))), problem.data)
-    even = data.allowed / data.allowed.sum(axis=-1, keepdims=True)
-    mean: NDArray[Any] = np.einsum("brj,bjd->brd", even, data.tokens) * data.weight[..., None]
-    correlation = np.einsum("brd,bre->de", mean, data.labels) / problem.energy
+    correlation = np.asarray(_correlation(problem.data)) / problem.energy
     return float(np.linalg.norm(correlation, 2))
 
 
-@jax.jit
+@compiled
+def _correlation(data: Chunk) -> Float[Array, "d e"]:
+    """Sum over rows of the token that even attention makes, times the label."""
+
+    def correlate(chunk: Chunk) -> Array:
+        even = chunk.allowed / jnp.sum(chunk.allowed, axis=-1, keepdims=True)
+        mean = jnp.einsum("brj,bjd->brd", even, chunk.tokens)
+        return jnp.einsum("brd,bre->de", mean * chunk.weight[..., None], chunk.labels)
+
+    return jnp.asarray(total(correlate, data))
+
+
+@compiled
 def _advance(
     walk: Walk, data: Chunk, mean_square: Array, chosen: Array, penalty: Array, rate: Array
 ) -> Walk:
@@ -216,7 +253,3 @@ def _advance(
         return Walk(heads, memory, loss), None
 
     return jax.lax.scan(step, walk, (chosen, penalty, rate))[0]
-
-
-def _single(array: NDArray[Any]) -> Any:
-    return np.float32 if np.issubdtype(array.dtype, np.floating) else array.dtype

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mhalearn._types import Array, Float
 from mhalearn.attention import Chunk, forward, in_float64, in_one_chunk
+from mhalearn.devices import known
 from mhalearn.newton.continuation import ridge_at
 from mhalearn.newton.start import Scales
 from mhalearn.outcome import Trace
@@ -60,9 +61,11 @@ def slide(
     ridge = ridge_at(1.0, scales, problem)
     strengths = np.geomspace(FIRST, LAST, steps)
     one_by_one = jax.default_backend() == "cpu"
-    for begun in range(0, steps, _BLOCK):
+    first, walk = trace.journal.recall(stage, like=(0, walk)) or (0, walk)
+    for begun in range(first, steps, _BLOCK):
         block = jnp.asarray(strengths[begun : begun + _BLOCK])
-        walk = _advance(walk, data, problem.energy, ridge, block, one_by_one)
+        walk = known(_advance(walk, data, problem.energy, ridge, block, one_by_one))
+        trace.journal.record(stage, (begun + len(block), walk))
         trace.emit(stage, begun + len(block), float(np.nanmin(np.asarray(walk.loss))))
         if trace.expired:
             break

@@ -1,6 +1,7 @@
 """Phase 1: a crude estimate of the sum of the projection matrices."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from mhalearn.sculpt.passes import Watcher, walk
 # Examples on which candidates are compared, and the scales tried for the regression estimate.
 _COMPARED = 100_000
 _SCALES = (0.8, 0.9, 1.0, 1.1, 1.2)
+_NAMES = ("all tokens", *(f"{scale:g} x other tokens" for scale in _SCALES))
 # Share of the strongest direction's label energy below which a direction carries nothing.
 _VISIBLE = 1e-6
 
@@ -40,6 +42,19 @@ class CrudeSum:
     @property
     def chosen(self) -> Candidate:
         return min(self.candidates, key=lambda candidate: candidate.score)
+
+    def to_arrays(self) -> dict[str, Any]:
+        """As a journal keeps it; names are told by their order."""
+        return vars(self) | {
+            "candidates": np.stack([candidate.estimate for candidate in self.candidates]),
+            "scores": np.array([candidate.score for candidate in self.candidates]),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Any]) -> "CrudeSum":
+        rows = zip(_NAMES, arrays["candidates"], arrays["scores"].tolist(), strict=True)
+        candidates = tuple(Candidate(*row) for row in rows)
+        return cls(arrays["estimate"], candidates, arrays["strength"], arrays["label_rank"])
 
 
 @jax.jit
@@ -81,9 +96,11 @@ def estimate_projection_sum(examples: Examples, *, watch: Watcher | None = None)
     power = np.trace(gram[d:, d:]) / (n * k * d)  # mean squared entry of a token
     correlation /= n * k * max(power, 1e-300)
     regression = k * np.linalg.lstsq(gram, right, rcond=None)[0][:d].astype(np.float64)
-    named: list[tuple[str, Float64]] = [("all tokens", correlation)]
-    named += [(f"{scale:g} x other tokens", scale * regression) for scale in _SCALES]
-    candidates = tuple(_scored(examples, name, estimate, watch) for name, estimate in named)
+    estimates = [correlation, *(scale * regression for scale in _SCALES)]
+    candidates = tuple(
+        _scored(examples, name, estimate, watch)
+        for name, estimate in zip(_NAMES, estimates, strict=True)
+    )
     best = min(candidates, key=lambda candidate: candidate.score)
     energies = np.linalg.eigvalsh(spread)
     strength = float(np.sum(best.estimate**2)) * power * n * k / max(energies.sum(), 1e-300)

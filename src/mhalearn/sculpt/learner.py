@@ -1,11 +1,15 @@
 """The six phases of Chen & Li in their order."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mhalearn.devices import anywhere
 from mhalearn.examples import Examples
+from mhalearn.journal import from_arrays, to_arrays
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.outcome import Outcome, Solution, Trace
 from mhalearn.problem import make_problem
@@ -93,9 +97,11 @@ def learn(
     head_dim: int | None,
     seed: int,
     trace: Trace,
+    part: Examples | None = None,
 ) -> Solution:
     """Learn a layer by the six phases, from random examples alone.
 
+    part: random ones of them, in memory, for what needs few; the first ones otherwise.
     Trust: the phases are those of Chen & Li (STOC 2025), proved for uniform +-1 inputs under their
     non-degeneracy conditions with N = (kd)^Theta(m) examples and (kd)^O(m^3) time; run as here,
     with robust least squares and far fewer examples, they are a heuristic.
@@ -106,7 +112,7 @@ def learn(
     if examples.has_lengths:
         raise ValueError("lengths: the paper's phases need examples of one length; use newton")
     try:
-        phases = run_phases(examples, n_heads, seed, trace)
+        phases = run_phases(examples, n_heads, seed, trace, part)
     except Breakdown as breakdown:
         tell_breakdown(breakdown.phase, str(breakdown), breakdown.numbers, trace)
         reason = f"{breakdown.phase}: {breakdown}"
@@ -131,18 +137,26 @@ def _nothing(examples: Examples) -> AttentionLayer:
     return AttentionLayer(np.zeros((1, d, d)), np.zeros((1, d, e)))
 
 
-def run_phases(examples: Examples, n_heads: int | str, seed: int, trace: Trace) -> Phases:
+def run_phases(
+    examples: Examples, n_heads: int | str, seed: int, trace: Trace, part: Examples | None = None
+) -> Phases:
     """The algorithm. `n_heads="auto"` takes the count from the body after the first refined sum.
 
     Trust: as each phase says; phase 6's held-out examples were streamed through phases 1 to 5 too.
     """
     if not isinstance(n_heads, str):
         n_heads = int(n_heads)
+    part = examples if part is None else part
     tell_theory(examples, n_heads, trace)
-    check_feasible(examples, n_heads, trace)
+    check_feasible(part, n_heads, trace)
     d = examples.d
 
-    crude = estimate_projection_sum(examples, watch=_watcher("phase 1: crude sum", trace))
+    watch = _watcher("phase 1: crude sum", trace)
+    crude = CrudeSum.from_arrays(
+        trace.journal.once(
+            "crude sum", lambda: estimate_projection_sum(examples, watch=watch).to_arrays()
+        )
+    )
     tell_crude(crude, trace)
     check_strength("phase 1: crude sum", crude.strength)
     total, width = crude.estimate, crude.label_rank
@@ -153,14 +167,18 @@ def run_phases(examples: Examples, n_heads: int | str, seed: int, trace: Trace) 
     margins: list[MarginRows] = []
     sums: list[RefinedSum] = []
     for round_ in range(1, _ROUNDS + 1):
-        shape = fit_shape(rows[-1], heads, TRUSTED * d**2)
+        shape = _shape(rows[-1], heads, round_, trace)
         if not isinstance(n_heads, int) and sums:
-            heads = count_heads(examples, total, shape, width, trace)
-            shape = fit_shape(rows[-1], heads, TRUSTED * d**2)
+            heads = count_heads(part, total, shape, width, trace)
+            if heads > 1:
+                tell_theory(examples, heads, trace)
+            shape = _shape(rows[-1], heads, round_, trace)
         tell_shape(shape, round_ - 1, trace)
         watch = _watcher("phase 3: refined sum", trace)
-        ahead = large_margin_rows(examples, shape.proxy, _MARGIN_ROWS * d, watch=watch)
-        refined = refine_projection_sum(ahead, total)
+        search = partial(large_margin_rows, examples, shape.proxy, _MARGIN_ROWS * d, watch=watch)
+        ahead = _once(MarginRows, f"margin rows {round_}", search, trace)
+        refine = partial(refine_projection_sum, ahead, total)
+        refined = _once(RefinedSum, f"refined sum {round_}", refine, trace)
         tell_sum(ahead, refined, round_, trace)
         growth = np.sum(refined.estimate**2) / np.sum(crude.estimate**2)
         check_strength("phase 3: refined sum", crude.strength * float(growth))
@@ -170,19 +188,34 @@ def run_phases(examples: Examples, n_heads: int | str, seed: int, trace: Trace) 
         shapes.append(shape)
         margins.append(ahead)
         sums.append(refined)
-    shape = fit_shape(rows[-1], heads, TRUSTED * d**2)
+    shape = _shape(rows[-1], heads, _ROUNDS + 1, trace)
     shapes.append(shape)
     tell_shape(shape, _ROUNDS, trace)
     _check_time("phase 5: span", trace)
     body, angle = _check_span(rows[-1], shape, seed, trace)
     _check_time("phase 6: net", trace)
-    net = search_phase(examples, shape, heads, seed, trace)
+    net = search_phase(part, shape, heads, seed, trace)
     return Phases(crude, tuple(rows), body, tuple(shapes), tuple(margins), tuple(sums), angle, net)
 
 
 def later_rows(n_heads: int) -> int:
     """Rows worth keeping with a good sum, in units of d^2: more where fewer of them are exact."""
     return 5 if n_heads <= 2 else 10
+
+
+Result = TypeVar("Result")
+
+
+def _once(kind: type[Result], name: str, work: Callable[[], Result], trace: Trace) -> Result:
+    """A phase's result, a dataclass of arrays, which a resumed run does not work out again."""
+    names = list(kind.__dataclass_fields__)  # type: ignore[attr-defined]
+    found = trace.journal.once(name, lambda: vars(work()), needs=names)
+    return kind(**{name: found[name] for name in names})
+
+
+def _shape(rows: CertifiedRows, heads: int, round_: int, trace: Trace) -> BodyShape:
+    fit = partial(fit_shape, rows, heads, TRUSTED * rows.query.shape[1] ** 2)
+    return _once(BodyShape, f"shape {round_} of {heads} heads", fit, trace)
 
 
 def _check_time(stage: str, trace: Trace) -> None:
@@ -212,15 +245,19 @@ def certify(
     A row is confirmed when, over the whole simplex, the linear programme still puts its weight on
     the screened pair.
     """
-    watch = _watcher(certification_stage(round_), trace)
-    rows = screen_pairs(examples, total, count, watch=watch)
-    usable = rows.select(rows.score <= _WORST_SCORE)
-    check_rows(len(usable), f"certify at score {_WORST_SCORE:g}", examples.d, round_)
-    programme = certify_rows(usable.tokens, usable.labels, total)
-    on_pair = np.take_along_axis(programme.attention, usable.pair, axis=1).sum(axis=1)
-    solved = replace(usable, attention=programme.attention, residual=programme.residual)
+
+    def solve() -> CertifiedRows:
+        watch = _watcher(certification_stage(round_), trace)
+        rows = screen_pairs(examples, total, count, watch=watch)
+        usable = rows.select(rows.score <= _WORST_SCORE)
+        check_rows(len(usable), f"certify at score {_WORST_SCORE:g}", examples.d, round_)
+        programme = certify_rows(usable.tokens, usable.labels, total)
+        return replace(usable, attention=programme.attention, residual=programme.residual)
+
+    solved = _once(CertifiedRows, f"certified rows {round_}", solve, trace)
+    on_pair = np.take_along_axis(solved.attention, solved.pair, axis=1).sum(axis=1)
     confirmed = solved.select(on_pair >= _ON_PAIR)
-    tell_rows(usable, confirmed, round_, examples, trace)
+    tell_rows(solved, confirmed, round_, examples, trace)
     check_rows(len(confirmed), "are confirmed by the programme", examples.d, round_)
     return confirmed
 
@@ -231,10 +268,13 @@ def _check_span(
     """Phase 5 as in the paper, by queries to the body, beside the eigenvectors that are used."""
     d = rows.query.shape[1]
     body = sculpt_body(rows.select(slice(0, _QUERIED * d**2)), shape.proxy)
+
+    def query() -> float:
+        return span_angle(span_by_queries(body, len(shape.wide) + 1, seed).basis, shape.span)
+
     angle = float("nan")
     if d <= _LARGEST_QUERIED:
-        queried = span_by_queries(body, len(shape.wide) + 1, seed)
-        angle = span_angle(queried.basis, shape.span)
+        angle = float(trace.journal.once("span angle", query))
     tell_span(shape, body, angle, trace)
     return body, angle
 
@@ -252,8 +292,14 @@ def search_phase(
         make_problem(chosen.subset(part), n_heads, bias=False, causal=False)
         for part in (slice(0, sizes[0]), slice(0, sizes[1]), slice(sizes[1], None))
     )
-    with one_lapack_thread():
-        net = search_net(shape, coarse, fine, rest, trace, seed=seed)
+
+    def search() -> dict[str, Any]:
+        with one_lapack_thread():
+            net = search_net(shape, coarse, fine, rest, trace, seed=seed)
+        return to_arrays(net.layer) | {"error": net.error, "candidates": net.candidates}
+
+    found = trace.journal.once("net", search, needs=("theta", "w", "causal", "error", "candidates"))
+    net = NetResult(from_arrays(found), found["error"], found["candidates"])
     tell_net(net, trace)
     return net
 
@@ -278,5 +324,4 @@ def count_heads(
     heads, gap = shape.guess_heads(most + 1)
     heads = min(heads, most)
     tell_heads(heads, gap, trace)
-    tell_theory(examples, heads, trace)
     return heads

@@ -9,6 +9,7 @@ import numpy as np
 
 from mhalearn._types import Array, Float
 from mhalearn.attention import Chunk, fit_projections, forward, in_float64, total
+from mhalearn.devices import known
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.outcome import Trace
 from mhalearn.polish import begin, descend, settled
@@ -101,12 +102,12 @@ def search_net(
     all starts are reported, and agree where the span is good.
     """
     theta = _offsets(shape, n_starts, seed) * coarse.x_scale**2
-    theta = _descend_in_span(theta, shape, coarse, trace)
-    errors, _ = _held_out_errors(jnp.asarray(theta), coarse.data, held.data)
+    theta = _descend_in_span(theta, shape, coarse, trace, "coarse")
+    errors, _ = known(_held_out_errors(jnp.asarray(theta), coarse.data, held.data))
     errors = np.nan_to_num(np.asarray(errors), nan=np.inf)
     chosen = theta[int(np.argmin(errors))][None] * (fine.x_scale / coarse.x_scale) ** 2
-    chosen = _descend_in_span(chosen, shape, fine, trace)
-    error, w = _held_out_errors(jnp.asarray(chosen), fine.data, held.data)
+    chosen = _descend_in_span(chosen, shape, fine, trace, "fine")
+    error, w = known(_held_out_errors(jnp.asarray(chosen), fine.data, held.data))
     layer = fine.layer(chosen[0], np.asarray(w[0]))
     return NetResult(layer, float(error[0]), np.sort(errors))
 
@@ -121,12 +122,16 @@ def _offsets(shape: BodyShape, n_starts: int, seed: int) -> Float64:
     return shape.proxy + np.einsum("smw,wab->smab", offsets, shape.wide)
 
 
-def _descend_in_span(theta: Float64, shape: BodyShape, problem: Problem, trace: Trace) -> Float64:
+def _descend_in_span(
+    theta: Float64, shape: BodyShape, problem: Problem, trace: Trace, name: str
+) -> Float64:
     span = jnp.asarray(shape.span)
     state = begin(theta, problem)
-    for step in range(_MOST_STEPS):
-        state = descend(state, problem, span=span)
-        trace.emit("phase 6: net", step, float(np.nanmin(np.asarray(state.loss))))
-        if settled(state).all() or trace.expired:
+    begun, state = trace.journal.recall(name, like=(0, state)) or (0, state)
+    for step in range(begun, _MOST_STEPS):
+        if step and (settled(state).all() or trace.expired):
             break
+        state = descend(state, problem, span=span)
+        trace.journal.record(name, (step + 1, state))
+        trace.emit("phase 6: net", step, float(np.nanmin(np.asarray(state.loss))))
     return np.asarray(state.theta)

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from mhalearn import devices
 from mhalearn.examples import Examples
 
-# Rows (tokens of examples) handled at once; a few arrays of this many rows by e are alive.
-_ROWS = 1 << 17
+# Rows (tokens of examples) handled at once, and entries of theirs, X and Y together: 16 MiB of
+# doubles, of which a few copies are alive.
+_ROWS, _ENTRIES = 2**17, 2**21
 
 
 class Part(NamedTuple):
@@ -36,7 +37,8 @@ def walk(
     """
     n = examples.n if most is None else min(most, examples.n)
     many = jax.local_device_count()
-    size = many * -(-min(n, max(1, _ROWS // examples.k)) // many)
+    rows = min(_ROWS, _ENTRIES // (examples.d + examples.out_dim))
+    size = many * -(-min(n, max(1, rows // examples.k)) // many)
     bounds = np.minimum(examples.bounds, n)
     start, end = bounds[devices.process() :][:2].tolist()
     steps = -(-int(np.diff(bounds).max()) // size)
