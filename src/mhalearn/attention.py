@@ -72,16 +72,17 @@ class Pattern(NamedTuple):
     means: Float[Array, "b k m d"]
 
 
-def total(function: Callable[[Chunk], Any], data: Chunk, devices: int = 1) -> Any:
+def total(function: Callable[[Any], Any], data: Any, devices: int = 1) -> Any:
     """Sum a function of a chunk over all chunks. Memory: that of one chunk.
 
-    devices: over how many the examples are spread. Known, each sums its own chunks, and sums are
-    exchanged once and not after every chunk.
+    data: a Chunk, or any tree of arrays with its first two axes. devices: over how many the
+    examples are spread. Known, each sums its own chunks, and sums are exchanged once and not after
+    every chunk.
     """
-    if data.tokens.shape[0] == 1:
+    if jax.tree.leaves(data)[0].shape[0] == 1:
         return function(jax.tree.map(lambda leaf: leaf[0], data))
     if devices > 1:
-        sums = total(partial(_by_device, function, devices), data)
+        sums = total(lambda chunk: jax.vmap(function)(by_device(chunk, devices)), data)
         return jax.tree.map(lambda leaf: leaf.sum(axis=0), sums)
     chunk = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data)
     zeros = jax.tree.map(
@@ -94,11 +95,11 @@ def total(function: Callable[[Chunk], Any], data: Chunk, devices: int = 1) -> An
     return jax.lax.scan(add, zeros, data)[0]
 
 
-def _by_device(function: Callable[[Chunk], Any], devices: int, chunk: Chunk) -> Any:
-    def cut(leaf: Array) -> Array:
-        return leaf.reshape(devices, leaf.shape[0] // devices, *leaf.shape[1:])
-
-    return jax.vmap(function)(jax.tree.map(cut, chunk))
+def by_device(chunk: Any, devices: int) -> Any:
+    """A chunk's examples as (devices, examples of each): none of them moves."""
+    return jax.tree.map(
+        lambda leaf: leaf.reshape(devices, leaf.shape[0] // devices, *leaf.shape[1:]), chunk
+    )
 
 
 def gathered(data: Chunk, n_heads: int, devices: int = 1) -> Chunk:

@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from mhalearn._types import Array, Float
 from mhalearn.attention import Chunk, compiled, in_float64, total
+from mhalearn.devices import known
 from mhalearn.layer import AttentionLayer, Float64, group_heads
 from mhalearn.normal import conjugate_gradients
 from mhalearn.outcome import Trace
@@ -173,7 +174,9 @@ def polish_heads(
     data, energy = problem.data, jnp.asarray(problem.energy)
     loss, damping, idle, single = np.inf, 1.0, 0, True
     for step in range(max_steps):
-        trial, *losses = _gauss_newton(heads, data, energy, jnp.asarray(damping), single=single)
+        trial, *losses = known(
+            _gauss_newton(heads, data, energy, jnp.asarray(damping), problem.devices, single=single)
+        )
         loss, after = map(float, losses)
         damping = max(damping * (0.1 if after < loss else 10.0), 1e-12)
         idle = 0 if after < 0.9 * loss else idle + 1
@@ -187,9 +190,15 @@ def polish_heads(
     return heads, loss
 
 
-@partial(compiled, static_argnames="single")
+@partial(compiled, static_argnames=("single", "devices"))
 def _gauss_newton(
-    heads: NarrowHeads, data: Chunk, energy: Array, damping: Array, *, single: bool
+    heads: NarrowHeads,
+    data: Chunk,
+    energy: Array,
+    damping: Array,
+    devices: int = 1,
+    *,
+    single: bool,
 ) -> tuple[NarrowHeads, Array, Array]:
     """Heads one step on, and the relative loss before and after it."""
 
@@ -198,15 +207,17 @@ def _gauss_newton(
         wrong = chunk.labels - outputs
         return pull(wrong)[0], jnp.sum(wrong**2)
 
-    downhill, wrong = total(slope, data)
+    downhill, wrong = total(slope, data, devices)
     level = jnp.sqrt(jnp.minimum(1.0, wrong / energy))
     tolerance = jnp.clip(level, _TIGHTEST_SINGLE if single else _TIGHTEST, _LOOSEST)
-    step = _solve(
-        heads, data, downhill, damping * level * _DAMPING * energy, tolerance, single=single
-    )
+    damping = damping * level * _DAMPING * energy
+    step = _solve(heads, data, downhill, damping, tolerance, single=single, devices=devices)
     trial = jax.tree.map(jnp.add, heads, step)
-    after = total(lambda chunk: jnp.sum((chunk.labels - apply_heads(trial, chunk)) ** 2), data)
-    return trial, wrong / energy, after / energy
+
+    def squared(chunk: Chunk) -> Array:
+        return jnp.sum((chunk.labels - apply_heads(trial, chunk)) ** 2)
+
+    return trial, wrong / energy, total(squared, data, devices) / energy
 
 
 def _solve(
@@ -217,6 +228,7 @@ def _solve(
     tolerance: Array,
     *,
     single: bool,
+    devices: int,
 ) -> NarrowHeads:
     """(J^T J + damping) step = right, by conjugate gradients."""
     flat, unflatten = ravel_pytree(right)
@@ -227,7 +239,7 @@ def _solve(
     scaled = jnp.where(size > 0, flat / size, flat).astype(kind)
 
     with jax.default_matmul_precision("highest"):
-        product = curvature(heads, data)
+        product = curvature(heads, data, devices)
         solved = conjugate_gradients(
             lambda step: product(step) + damping.astype(kind) * step,
             lambda v: v,
@@ -238,7 +250,7 @@ def _solve(
     return unflatten(size * solved.step.astype(flat.dtype))
 
 
-def curvature(heads: NarrowHeads, data: Chunk) -> Callable[[Array], Array]:
+def curvature(heads: NarrowHeads, data: Chunk, devices: int = 1) -> Callable[[Array], Array]:
     """J^T J as a function of flat steps, at these heads, in their precision.
 
     Cost: a forward pass here, and about four each time it is called. Memory: O(n k m (k + h)).
@@ -249,14 +261,13 @@ def curvature(heads: NarrowHeads, data: Chunk) -> Callable[[Array], Array]:
     def product(step: Array) -> Array:
         parts = unflatten(step)
 
-        def add(sums: NarrowHeads, one: tuple[Chunk, Attended]) -> tuple[NarrowHeads, None]:
+        def on(one: tuple[Chunk, Attended]) -> NarrowHeads:
             chunk, there = one
             push = partial(push_heads, heads, there, chunk)
-            pull = jax.linear_transpose(push, parts)
-            return jax.tree.map(jnp.add, sums, pull(push(parts))[0]), None
+            back: NarrowHeads = jax.linear_transpose(push, parts)(push(parts))[0]
+            return back
 
-        zeros = jax.tree.map(jnp.zeros_like, parts)
-        return ravel_pytree(jax.lax.scan(add, zeros, (data, at))[0])[0]
+        return ravel_pytree(total(on, (data, at), devices))[0]
 
     return product
 

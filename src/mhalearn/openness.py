@@ -78,7 +78,8 @@ def measure_openness(
     whole = changes(unflatten(u))
     left, unseen, weakest = u, 1.0, np.inf
     for _ in range(_ROUNDS):
-        step, *coefficients = known(_answer(at, problem.data, left, narrow=narrow))
+        found = _answer(at, problem.data, left, narrow=narrow, devices=problem.devices)
+        step, *coefficients = known(found)
         left = left - step
         weakest = min(weakest, _smallest_eigenvalue(*map(np.asarray, coefficients)))
         # Where no change of the factors moves a matrix that is zero, nothing is known of it.
@@ -97,18 +98,20 @@ def measure_openness(
     return Openness(unseen, relative / (np.sqrt(weakest) * problem.y_scale), count)
 
 
-@partial(compiled, static_argnames="narrow")
-def _answer(at: Any, data: Chunk, left: Array, *, narrow: bool) -> tuple[Array, Array, Array]:
+@partial(compiled, static_argnames=("narrow", "devices"))
+def _answer(
+    at: Any, data: Chunk, left: Array, *, narrow: bool, devices: int
+) -> tuple[Array, Array, Array]:
     """A step whose effect is about that of `left`, and the coefficients of its search."""
     curve = curvature if narrow else _curvature
-    right = curve(at, data)(left)
+    right = curve(at, data, devices)(left)
     size = jnp.linalg.norm(right)
     if narrow:
         at, data = in_single(at), in_single(data)
     kind = jax.tree.leaves(at)[0].dtype
     with jax.default_matmul_precision("highest"):
         found = conjugate_gradients(
-            curve(at, data),
+            curve(at, data, devices),
             lambda v: v,
             (right / jnp.where(size > 0, size, 1.0)).astype(kind),
             jnp.asarray(_TOLERANCE, kind),
@@ -117,7 +120,7 @@ def _answer(at: Any, data: Chunk, left: Array, *, narrow: bool) -> tuple[Array, 
     return size * found.step.astype(left.dtype), found.lengths, found.growths
 
 
-def _curvature(at: tuple[Array, Array], data: Chunk) -> Callable[[Array], Array]:
+def _curvature(at: tuple[Array, Array], data: Chunk, devices: int) -> Callable[[Array], Array]:
     """J^T J as a function of flat steps, for heads of any rank."""
     unflatten = ravel_pytree(at)[1]
 
@@ -129,7 +132,7 @@ def _curvature(at: tuple[Array, Array], data: Chunk) -> Callable[[Array], Array]
             _, change = jax.jvp(outputs, (at,), (unflatten(step),))
             return jax.vjp(outputs, at)[1](change)[0]
 
-        return ravel_pytree(total(on, data))[0]
+        return ravel_pytree(total(on, data, devices))[0]
 
     return product
 

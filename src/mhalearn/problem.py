@@ -1,6 +1,7 @@
 """The fitting problem in the solver's own units: scaled, padded, cut into chunks, in float64."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -115,7 +116,7 @@ def make_problem(
         )
         for start in range(0, size * chunks, size)
     ]
-    place = devices.spread if over > 1 else jnp.asarray
+    place = partial(_spread_in_turn, here=here) if over > 1 else jnp.asarray
     data = Chunk(*(place(np.stack(leaves)) for leaves in zip(*parts, strict=True)))
     return Problem(
         data=data,
@@ -139,6 +140,13 @@ def _sums(
     squares = [float(np.sum(np.square(part[inside], dtype=np.float64))) for part in (x, y)]
     sums = np.array([inside.sum(), *squares])
     return devices.summed(sums) if processes > 1 else sums
+
+
+def _spread_in_turn(leaf: NDArray[Any], here: int) -> Any:
+    """Examples dealt out to this process's devices in turn, so that padding is too."""
+    chunks, size, *rest = leaf.shape
+    dealt = leaf.reshape(chunks, size // here, here, *rest).swapaxes(1, 2)
+    return devices.spread(dealt.reshape(leaf.shape))
 
 
 def _power_of_two_near(value: float) -> float:

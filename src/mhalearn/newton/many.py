@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from numpy.typing import NDArray
 
 from mhalearn._types import Array, Float
-from mhalearn.attention import Chunk, compiled, in_float64, total
+from mhalearn.attention import Chunk, by_device, compiled, in_float64, in_one_chunk, total
+from mhalearn.devices import known
 from mhalearn.examples import Examples
 from mhalearn.journal import generator_from, generator_words
 from mhalearn.layer import AttentionLayer
@@ -183,11 +185,13 @@ def fade(
     *,
     stage: str,
 ) -> NarrowHeads:
-    """Adam in single precision on random examples, while the penalty fades."""
-    data = jax.tree.map(_one_chunk, in_single(problem.data))
-    there = np.flatnonzero(np.asarray(data.weight).any(axis=1))
+    """Adam in single precision on random examples, while the penalty fades.
+
+    Over many devices each draws from its own examples, and a batch has as many of each.
+    """
+    data, there = _drawable(problem)
     heads = in_single(heads)
-    batch = min(len(there), _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH)
+    batch = min(sum(map(len, there)), _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH)
     first = _critical_penalty(problem)
     walk = Walk(heads, _ADAM.init(heads), jnp.ones(()))
     mean_square = jnp.float32(problem.energy / problem.rows)
@@ -198,8 +202,8 @@ def fade(
         progress = np.arange(begun, begun + _BLOCK) / steps
         penalty = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
         rate = _RATE / problem.d**0.5 * 0.5 * (1 + np.cos(np.pi * progress))
-        chosen = there[rng.integers(0, len(there), (_BLOCK, batch))]
-        walk = _advance(walk, data, mean_square, *map(jnp.asarray, (chosen, penalty, rate)))
+        chosen = _draw(there, batch, rng)
+        walk = known(_advance(walk, data, mean_square, *map(jnp.asarray, (chosen, penalty, rate))))
         trace.journal.record("fade", (begun + _BLOCK, walk, generator_words(rng)))
         trace.emit(stage, begun + _BLOCK, float(walk.loss))
         if trace.expired:
@@ -207,8 +211,43 @@ def fade(
     return walk.heads
 
 
+def _drawable(problem: Problem) -> tuple[Chunk, list[NDArray[np.int64]]]:
+    """The examples in single precision, and which are no padding: of all, or of each device.
+
+    Over many devices they are (devices, examples of each), and none of them moves.
+    """
+    if problem.devices == 1:
+        data = jax.tree.map(_one_chunk, in_single(problem.data))
+        return data, [np.flatnonzero(np.asarray(data.weight).any(axis=1))]
+    data = _spread_in_single(problem.data, problem.devices)
+    weight = np.asarray(known(data.weight))
+    return data, [np.flatnonzero(own.any(axis=1)) for own in weight]
+
+
 def _one_chunk(leaf: Array) -> Array:
     return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
+
+
+@in_float64
+def _spread_in_single(data: Chunk, devices: int) -> Chunk:
+    def spread(data: Chunk) -> Chunk:
+        spread: Chunk = by_device(in_one_chunk(in_single(data), devices), devices)
+        return spread
+
+    return jax.jit(spread)(data)
+
+
+def _draw(
+    there: list[NDArray[np.int64]], batch: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Numbers of examples for a block of steps: (steps, batch), or (steps, devices, of each)."""
+    if len(there) == 1:
+        return there[0][rng.integers(0, len(there[0]), (_BLOCK, batch))]
+    shape = (_BLOCK, -(-batch // len(there)))
+    # A device without examples has padding, which weighs nothing.
+    drawn = [rng.integers(0, max(1, len(own)), shape) for own in there]
+    chosen = [own[rows] if len(own) else rows for own, rows in zip(there, drawn, strict=True)]
+    return np.stack(chosen, axis=1)
 
 
 @in_float64
@@ -218,12 +257,13 @@ def _critical_penalty(problem: Problem) -> float:
     With uniform attention the labels are x_mean C D, and zero is a minimum while the penalty is
     larger than the largest singular value of E[x_mean^T y] / E|y|^2.
     """
-    correlation = np.asarray(_correlation(problem.data)) / problem.energy
+    sums = known(_correlation(problem.data, devices=problem.devices))
+    correlation = np.asarray(sums) / problem.energy
     return float(np.linalg.norm(correlation, 2))
 
 
-@compiled
-def _correlation(data: Chunk) -> Float[Array, "d e"]:
+@partial(compiled, static_argnames="devices")
+def _correlation(data: Chunk, *, devices: int) -> Float[Array, "d e"]:
     """Sum over rows of the token that even attention makes, times the label."""
 
     def correlate(chunk: Chunk) -> Array:
@@ -231,7 +271,7 @@ def _correlation(data: Chunk) -> Float[Array, "d e"]:
         mean = jnp.einsum("brj,bjd->brd", even, chunk.tokens)
         return jnp.einsum("brd,bre->de", mean * chunk.weight[..., None], chunk.labels)
 
-    return jnp.asarray(total(correlate, data))
+    return jnp.asarray(total(correlate, data, devices))
 
 
 @compiled
@@ -246,10 +286,17 @@ def _advance(
 
     def step(walk: Walk, now: tuple[Array, Array, Array]) -> tuple[Walk, None]:
         chosen, penalty, rate = now
-        chunk = jax.tree.map(lambda leaf: leaf[chosen], data)
+        chunk = jax.tree.map(lambda leaf: _picked(leaf, chosen), data)
         slope, loss = jax.grad(objective, has_aux=True)(walk.heads, chunk, penalty)
         updates, memory = _ADAM.update(slope, walk.memory)
         heads = jax.tree.map(lambda a, u: a - (rate * u).astype(a.dtype), walk.heads, updates)
         return Walk(heads, memory, loss), None
 
     return jax.lax.scan(step, walk, (chosen, penalty, rate))[0]
+
+
+def _picked(leaf: Array, chosen: Array) -> Array:
+    """The chosen examples; of each device its own."""
+    if chosen.ndim == 1:
+        return leaf[chosen]
+    return _one_chunk(jax.vmap(lambda own, rows: own[rows])(leaf, chosen))
