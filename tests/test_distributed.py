@@ -1,5 +1,6 @@
 """One run over many devices and over many processes: the same layer, and each reads its own."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,25 +14,42 @@ import numpy as np
 import pytest
 
 import mhalearn as mha
+from mhalearn.examples import examples as sources
 
 SOURCE = Path(mha.__file__).parents[1]
 LAYER = mha.random_layer(2, 6, out_dim=6, seed=3)
 K = 5
 
-# Spread, and held apart, however small; and every read of a shard's rows is written down.
+# Spread and held apart however few; notes what is read of shards and from which record a run goes on.
+# PLENTY: times the counting limit of a working set. STOP: the record after which to interrupt.
 PROGRAM = """
 import os, sys
 from mhalearn import devices, storage
 from mhalearn.examples import examples
+from mhalearn.journal import Journal
+from mhalearn.outcome import Trace
 devices.WORTH, examples._SMALL = 0.0, 0
-read = storage.read_tensors
+if "PLENTY" in os.environ:
+    examples._PLENTY, examples._WORKING = int(os.environ["PLENTY"]), 0
+read, record, follow = storage.read_tensors, Journal.record, Trace.follow
+def note(*words):
+    with open(os.environ["NOTES"], "a") as notes:
+        print(*words, file=notes)
 def noted(path, **options):
-    with open(os.environ["READS"], "a") as notes:
-        print(path.name, file=notes)
+    note("/".join(str(path).split(os.sep)[-2:]))
     return read(path, **options)
-storage.read_tensors = noted
+def counted(journal, *state, **options):
+    record(journal, *state, **options)
+    if journal.records == int(os.environ.get("STOP", -1)):
+        raise KeyboardInterrupt
+def followed(trace, journal):
+    note("record", journal.records)
+    follow(trace, journal)
+storage.read_tensors, Journal.record, Trace.follow = noted, counted, followed
+"""
+LEARN = """
 from mhalearn.cli import main
-main(sys.argv[1:])
+main(["learn", *sys.argv[1:], "--distributed", "--json", "--out", "l.safetensors"])
 """
 
 
@@ -56,36 +74,34 @@ def environment(cache, **more):
     return inherited | kept | more
 
 
-def write_shards(folder, n=160, noise=0.0, shard_size=30, layer=LAYER, k=K):
+def write_shards(folder, n=160, noise=0.0, shard_size=30, layer=LAYER, k=K, lengths=None):
     x = mha.sample_inputs("boolean", n, k, layer.d, seed=1)
     y = layer(x)
     y = y + noise * np.random.default_rng(5).standard_normal(y.shape)
-    mha.Examples(x, y).save(folder, shard_size=shard_size)
-    return sorted(path.name for path in folder.glob("shard-*"))
+    mha.Examples(x, y, lengths).save(folder, shard_size=shard_size)
+    return sorted(f"{folder.name}/{path.name}" for path in folder.glob("shard-*"))
 
 
 class Run:
-    """Two processes of one `mhalearn learn --distributed`, each with a folder of its own."""
+    """Two processes of one run of a program, each in a folder of its own."""
 
-    def __init__(self, cache, folder, shards, *options, **more):
+    def __init__(self, cache, folder, *options, program=LEARN, **more):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
         self.folders = [folder / str(number) for number in range(2)]
         self.processes = []
         for number, own in enumerate(self.folders):
-            own.mkdir()
+            own.mkdir(parents=True, exist_ok=True)
             place = {
                 "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
                 "JAX_NUM_PROCESSES": "2",
                 "JAX_PROCESS_ID": str(number),
-                "READS": str(folder / f"reads-{number}"),
+                "NOTES": str(folder / f"notes-{number}"),
             }
-            command = [sys.executable, "-c", PROGRAM, "learn", str(shards), "--distributed"]
-            outputs = ["--json", "--out", "l.safetensors", "--checkpoint", "c.safetensors"]
             self.processes.append(
                 subprocess.Popen(
-                    [*command, *outputs, *options],
+                    [sys.executable, "-c", PROGRAM + program, *map(str, options)],
                     env=environment(cache, **place, **more),
                     cwd=own,
                     stdout=subprocess.PIPE,
@@ -93,6 +109,15 @@ class Run:
                     text=True,
                 )
             )
+        self._notes = [folder / f"notes-{number}" for number in range(2)]
+
+    @property
+    def notes(self):
+        return [path.read_text().splitlines() for path in self._notes]
+
+    @property
+    def layer(self):
+        return mha.load_layer(self.folders[0] / "l.safetensors")
 
     def end(self, seconds=240):
         """What both said, once both are gone: (exit code, standard output, standard error)."""
@@ -104,13 +129,15 @@ class Run:
         codes = [process.returncode for process in self.processes]
         return [(code, *texts) for code, texts in zip(codes, said, strict=True)]
 
-    def wait_for_checkpoint(self, seconds=120):
+    def wait_for_layer(self, seconds=120):
+        """Until the checkpoint has a layer."""
         path, until = self.folders[0] / "c.safetensors", time.monotonic() + seconds
-        while not path.exists():
+        while True:
+            with contextlib.suppress(ValueError):
+                return mha.load_layer(path)
             assert time.monotonic() < until
             assert all(process.poll() is None for process in self.processes)
             time.sleep(0.1)
-        return path
 
 
 def same(one, other):
@@ -129,30 +156,24 @@ from mhalearn.problem import make_problem
 
 examples = mha.load_examples(sys.argv[1])
 assert len(jax.devices()) == 8
-differences, thetas = [], []
+thetas = []
 theta = np.random.default_rng(0).standard_normal((1, 2, 6, 6))
 for worth in (np.inf, 0.0):
     devices.WORTH = worth
     problem = make_problem(examples, 2, bias=False, causal=False)
     thetas.append(np.asarray(descend(begin(theta, problem), problem).theta))
-differences.append(float(np.abs(thetas[0] - thetas[1]).max()))
-for fit in json.loads(sys.argv[2]):
-    layers = []
-    for worth in (np.inf, 0.0):
-        devices.WORTH = worth
-        layers.append(mha.AttentionRegressor(**fit).fit(examples).layer_)
-    differences.append(mha.compare(*layers).max_error)
 data = make_problem(examples, 2, bias=True, causal=True).data
 parts = [len(leaf.addressable_shards) for leaf in data]
 share = max(part.data.nbytes / leaf.nbytes for leaf in data for part in leaf.addressable_shards)
 rows = sum(float(part.data.sum()) for part in data.weight.addressable_shards)
-print(json.dumps({"differences": differences, "parts": parts, "share": share, "rows": rows}))
+difference = float(np.abs(thetas[0] - thetas[1]).max())
+print(json.dumps({"difference": difference, "parts": parts, "share": share, "rows": rows}))
 """
 
 
-def on_eight_devices(cache, shards, *fits):
+def run_on_eight_devices(cache, program, *arguments):
     eight = environment(cache, XLA_FLAGS="--xla_force_host_platform_device_count=8")
-    command = [sys.executable, "-c", DEVICES, str(shards), json.dumps(fits)]
+    command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, env=eight, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -160,78 +181,144 @@ def on_eight_devices(cache, shards, *fits):
 
 def test_eight_devices_take_the_step_of_one_and_hold_an_eighth_each(cache, tmp_path):
     write_shards(tmp_path / "s")
-    said = on_eight_devices(cache, tmp_path / "s")
-    assert max(said["differences"]) < 1e-12
+    said = run_on_eight_devices(cache, DEVICES, str(tmp_path / "s"))
+    assert said["difference"] < 1e-12
     assert set(said["parts"]) == {8}
     assert said["share"] == 1 / 8
     assert said["rows"] == 160 * K
 
 
-@pytest.mark.slow
-def test_eight_devices_find_the_layer_of_one(cache, tmp_path):
-    write_shards(tmp_path / "s")
-    fits = [{"n_heads": 2}, {"n_heads": "auto"}, {"n_heads": 2, "method": "adam"}]
-    assert max(on_eight_devices(cache, tmp_path / "s", *fits)["differences"]) < 1e-9
-
-
-@pytest.mark.slow
-def test_eight_devices_fit_noise_like_one(cache, tmp_path):
-    write_shards(tmp_path / "s", noise=1e-3)
-    fits = [{"n_heads": 2}, {"n_heads": 2, "bias": True}, {"n_heads": 2, "method": "lbfgs"}]
-    assert max(on_eight_devices(cache, tmp_path / "s", *fits)["differences"]) < 1e-9
-
-
-SCULPT = """
-import sys
+NARROW = """
+import json, sys
+import jax, numpy as np
 import mhalearn as mha
-examples = mha.load_examples(sys.argv[1])
-estimator = mha.AttentionRegressor(2, "sculpt", polish=False).fit(examples)
-estimator.layer_.save(sys.argv[2])
+from mhalearn import devices
+from mhalearn.newton import many
+from mhalearn.problem import make_problem
+
+devices.WORTH = 0.0
+truth, examples = mha.load_layer(sys.argv[1]), mha.load_examples(sys.argv[2])
+learned = mha.AttentionRegressor(head_dim=8).fit(examples)
+problem = make_problem(examples, 8, bias=False, causal=False, narrow=True)
+data, there = many._drawable(problem)
+chosen = many._draw(there, 128, np.random.default_rng(0))
+heads = many.in_single(many.random_heads(problem, 10, 8, np.random.default_rng(0)))
+walk = many.Walk(heads, many._ADAM.init(heads), np.float32(1.0))
+rates = np.zeros(len(chosen), np.float32)
+program = many._advance.lower(walk, data, np.float32(1.0), chosen, rates, rates).compile()
+said = {
+    "outcome": learned.outcome_.name,
+    "error": mha.compare(learned.layer_, truth).max_error,
+    "examples": [len(own) for own in there],
+    "moved": [name for name in ("all-gather", "all-to-all") if f"{name}(" in program.as_text()],
+}
+print(json.dumps(said))
 """
 
 
 @pytest.mark.slow
-def test_the_phases_on_eight_devices_find_what_they_find_on_one(cache, tmp_path):
-    layer = mha.random_layer(2, 8, scale=4.0, seed=3)
-    write_shards(tmp_path / "s", n=30_000, shard_size=10_000, layer=layer, k=4)
-    layers = []
-    for count in (1, 8):
-        out = tmp_path / f"{count}.safetensors"
-        flags = f"--xla_force_host_platform_device_count={count}"
-        command = [sys.executable, "-c", SCULPT, str(tmp_path / "s"), str(out)]
-        subprocess.run(command, env=environment(cache, XLA_FLAGS=flags), check=True)
-        layers.append(mha.load_layer(out))
-    assert same(*layers)
+def test_many_narrow_heads_are_learned_on_eight_devices_from_their_own_examples(cache, tmp_path):
+    layer = mha.random_layer(8, 64, rank=8, seed=1)
+    layer.save(tmp_path / "t.safetensors")
+    x = mha.sample_inputs("boolean", 800, 8, 64, seed=3)
+    mha.Examples(x, layer(x)).save(tmp_path / "e.safetensors")
+    files = [str(tmp_path / name) for name in ("t.safetensors", "e.safetensors")]
+    said = run_on_eight_devices(cache, NARROW, *files)
+    assert said["outcome"] == "RECOVERED"
+    assert said["error"] < 1e-9
+    assert said["examples"] == 8 * [100]
+    assert said["moved"] == []  # nothing but sums
 
 
 # Many processes
 
+SAMPLE = """
+import numpy as np
+import mhalearn as mha
+from mhalearn.cli.together import meet
+meet()
+for number, folder in enumerate(sys.argv[1:]):
+    shared = mha.load_examples(folder)
+    survey, part = shared.survey_and_sample(40, seed=3)
+    np.savez(f"{number}.npz", *part.arrays(), *survey)
+    assert shared.rows == sum(int(lengths.sum()) for _, _, lengths in shared.chunks(64))
+"""
 
-def test_two_processes_find_the_layer_and_each_reads_its_own_shards(cache, tmp_path):
+
+def test_two_processes_draw_the_sample_of_one_and_each_reads_its_own_shards(cache, tmp_path):
+    lengths = np.random.default_rng(0).integers(2, K + 1, 160)
+    folders = [tmp_path / "six", tmp_path / "one"]
+    names = write_shards(folders[0], lengths=lengths)
+    whole = write_shards(folders[1], shard_size=160, lengths=lengths)  # for one of the two
+    run = Run(cache, tmp_path, *folders, program=SAMPLE)
+    assert [code for code, _, _ in run.end()] == [0, 0]
+    assert [set(seen) for seen in run.notes] == [set(names[:3]), {*names[3:], *whole}]
+    for number, folder in enumerate(folders):
+        survey, part = mha.load_examples(folder).survey_and_sample(40, seed=3)
+        for own in run.folders:
+            found = np.load(own / f"{number}.npz").values()
+            for one, other in zip([*part.arrays(), *survey], found, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_a_checkpoint_that_not_all_processes_see_is_refused(cache, tmp_path):
+    write_shards(tmp_path / "s")
+    (tmp_path / "0").mkdir()
+    LAYER.save(tmp_path / "0" / "c.safetensors")
+    options = ("--heads", "2", "--checkpoint", "c.safetensors", "--resume")
+    ends = Run(cache, tmp_path, tmp_path / "s", *options).end()
+    assert [code for code, _, _ in ends] == [2, 2]
+    assert all("not all processes see the same checkpoint" in err for _, _, err in ends)
+
+
+def test_a_process_with_bad_data_says_so_and_the_other_that_it_is_alone(cache, tmp_path):
     names = write_shards(tmp_path / "s")
-    run = Run(cache, tmp_path, tmp_path / "s", "--heads", "2", "--report", "r.html")
+    shard = tmp_path / names[-1]
+    shard.write_bytes(shard.read_bytes()[:-8] + np.array(np.nan).tobytes())
+    (code, _, err), (other_code, _, other_err) = Run(cache, tmp_path, tmp_path / "s").end(60)
+    assert (code, other_code) == (4, 2)
+    assert "another process of this run died" in err.splitlines()[-1]
+    assert "process 1" in other_err.splitlines()[-1]
+    assert f"{shard.name}: Y has 1 NaN" in other_err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_two_processes_find_the_layer_and_the_first_one_writes(cache, tmp_path):
+    names = write_shards(tmp_path / "s")
+    options = ("--heads", "2", "--report", "r.html", "--checkpoint", "c.safetensors")
+    run = Run(cache, tmp_path, tmp_path / "s", *options)
     (code, out, err), (other_code, other_out, other_err) = run.end()
     assert (code, other_code) == (0, 0), err + other_err
     assert json.loads(out)["outcome"] == "RECOVERED"
     assert other_out == ""
     files = [sorted(path.name for path in folder.iterdir()) for folder in run.folders]
     assert files == [["c.safetensors", "l.safetensors", "r.html"], []]
-    reads = [set((tmp_path / f"reads-{number}").read_text().split()) for number in range(2)]
-    shards = [{name for name in names if name in seen} for seen in reads]
+    shards = [{name for name in names if name in seen} for seen in run.notes]
     assert shards == [set(names[:3]), set(names[3:])]
-    learned = mha.load_layer(run.folders[0] / "l.safetensors")
-    assert same(learned, LAYER)  # as one process does, to rounding
+    assert same(run.layer, LAYER)  # as one process does, to rounding
     expected = mha.load_examples(tmp_path / "s").hashes()
-    np.testing.assert_array_equal(np.sort(learned.seen), np.sort(expected))
+    np.testing.assert_array_equal(np.sort(run.layer.seen), np.sort(expected))
 
 
 @pytest.mark.slow
-def test_two_processes_fit_noise_like_one(cache, tmp_path):
-    write_shards(tmp_path / "s", noise=1e-3)
-    (_, out, err), _ = (run := Run(cache, tmp_path, tmp_path / "s", "--heads", "2")).end()
-    assert json.loads(out)["outcome"] == "FITTED", err
+def test_two_processes_go_on_from_a_checkpoint_to_the_layer_of_one(cache, tmp_path, monkeypatch):
+    """Under noise, from a working set, and then by passes over all examples."""
+    write_shards(tmp_path / "s", n=600, noise=1e-3, shard_size=100)
+    options = ("--heads", "2", "--checkpoint", tmp_path / "c.safetensors")
+    few = {"PLENTY": "16"}
+    stopped = Run(cache, tmp_path / "1", tmp_path / "s", *options, STOP="8", **few)
+    (code, _, err), (other_code, _, _) = stopped.end()
+    assert (code, other_code) == (130, 130), err
+    run = Run(cache, tmp_path / "2", tmp_path / "s", *options, "--resume", **few)
+    (code, out, err), (other_code, _, _) = run.end()
+    assert (code, other_code) == (3, 3), err
+    assert json.loads(out)["outcome"] == "FITTED"
+    assert ["record 8" in notes for notes in run.notes] == [True, True]
+    monkeypatch.setattr(sources, "_PLENTY", 16)
+    monkeypatch.setattr(sources, "_WORKING", 0)
     alone = mha.AttentionRegressor(2).fit(mha.load_examples(tmp_path / "s"))
-    assert same(mha.load_layer(run.folders[0] / "l.safetensors"), alone.layer_)
+    assert "refit" in {event.stage for event in alone.trace_}
+    assert same(run.layer, alone.layer_)
 
 
 @pytest.mark.slow
@@ -243,43 +330,35 @@ def test_two_processes_stop_together_when_time_is_up(cache, tmp_path):
     assert json.loads(out)["outcome"] == "TIME_LIMIT"
 
 
+# Noise, and hardly more examples than unknowns: there is always another round to make.
+LONG = {"n": 40, "noise": 0.5, "shard_size": 10, "layer": mha.random_layer(4, 6)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_process_ends_the_other_and_leaves_the_checkpoint(cache, tmp_path, victim):
-    # Noise, and hardly more examples than unknowns: there is always another round to make.
-    write_shards(tmp_path / "s", n=40, noise=0.5, shard_size=10, layer=mha.random_layer(4, 6))
-    run = Run(cache, tmp_path, tmp_path / "s", "--heads", "4")
-    checkpoint = run.wait_for_checkpoint()
+    write_shards(tmp_path / "s", **LONG)
+    run = Run(cache, tmp_path, tmp_path / "s", "--heads", "4", "--checkpoint", "c.safetensors")
+    run.wait_for_layer()
     run.processes[victim].kill()
     code, _, err = run.end(60)[1 - victim]
     assert code == 4
     assert "another process of this run died" in err.splitlines()[-1]
-    assert mha.load_layer(checkpoint).d == LAYER.d
-    assert [path.name for path in run.folders[0].iterdir()] == ["c.safetensors"]
+    assert mha.load_layer(run.folders[0] / "c.safetensors").d == LAYER.d
 
 
 @pytest.mark.slow
 def test_ctrl_c_in_one_process_stops_both_and_saves_the_best_layer(cache, tmp_path):
-    write_shards(tmp_path / "s", n=40, noise=0.5, shard_size=10, layer=mha.random_layer(4, 6))
-    run = Run(cache, tmp_path, tmp_path / "s", "--heads", "4")
-    run.wait_for_checkpoint()
+    write_shards(tmp_path / "s", **LONG)
+    run = Run(cache, tmp_path, tmp_path / "s", "--heads", "4", "--checkpoint", "c.safetensors")
+    run.wait_for_layer()
     run.processes[1].send_signal(signal.SIGINT)
     (code, out, err), (other_code, other_out, _) = run.end(60)
     assert (code, other_code) == (130, 130), err
     assert json.loads(out)["interrupted"]
     assert other_out == ""
-    assert mha.load_layer(run.folders[0] / "l.safetensors").d == LAYER.d
+    assert run.layer.d == LAYER.d
     assert list(run.folders[1].iterdir()) == []
-
-
-@pytest.mark.slow
-def test_two_processes_run_adam_like_one(cache, tmp_path):
-    write_shards(tmp_path / "s")
-    run = Run(cache, tmp_path, tmp_path / "s", "--heads", "2", "--method", "adam")
-    (_, out, err), _ = run.end()
-    assert json.loads(out)["recovered"], err
-    learned = mha.load_layer(run.folders[0] / "l.safetensors")
-    assert same(learned, LAYER)
 
 
 @pytest.mark.slow
@@ -290,11 +369,10 @@ def test_two_processes_walk_the_phases_over_their_own_shards(cache, tmp_path):
     run = Run(cache, tmp_path, tmp_path / "s", *options)
     (_, out, err), _ = run.end()
     assert json.loads(out)["outcome"] == "FITTED", err
-    learned = mha.load_layer(run.folders[0] / "l.safetensors")
     examples = mha.load_examples(tmp_path / "s")
     alone = mha.AttentionRegressor(2, "sculpt", polish=False).fit(examples)
-    assert same(learned, alone.layer_)
-    reads = [set((tmp_path / f"reads-{number}").read_text().split()) for number in range(2)]
+    assert same(run.layer, alone.layer_)
+    reads = [set(seen) for seen in run.notes]
     assert [sum(name in seen for name in names) for seen in reads] == [4, 4]
     assert not reads[0] & reads[1] & set(names)
 

@@ -116,7 +116,8 @@ def make_problem(
         )
         for start in range(0, size * chunks, size)
     ]
-    place = partial(_spread_in_turn, here=here) if over > 1 else jnp.asarray
+    # Batches are drawn from each device's examples: it should have as many as the others.
+    place = partial(_spread, turns=here if narrow else 1) if over > 1 else jnp.asarray
     data = Chunk(*(place(np.stack(leaves)) for leaves in zip(*parts, strict=True)))
     return Problem(
         data=data,
@@ -142,10 +143,10 @@ def _sums(
     return devices.summed(sums) if processes > 1 else sums
 
 
-def _spread_in_turn(leaf: NDArray[Any], here: int) -> Any:
-    """Examples dealt out to this process's devices in turn, so that padding is too."""
+def _spread(leaf: NDArray[Any], turns: int) -> Any:
+    """Examples over all devices: one part after the other, or dealt out in turns."""
     chunks, size, *rest = leaf.shape
-    dealt = leaf.reshape(chunks, size // here, here, *rest).swapaxes(1, 2)
+    dealt = leaf.reshape(chunks, size // turns, turns, *rest).swapaxes(1, 2)
     return devices.spread(dealt.reshape(leaf.shape))
 
 
