@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 
 import mhalearn as mha
+from mhalearn import storage
 from mhalearn.examples import examples as sources
 
 SOURCE = Path(mha.__file__).parents[1]
 LAYER = mha.random_layer(2, 6, out_dim=6, seed=3)
 K = 5
 
-# Spread and held apart however few; notes what is read of shards and from which record a run goes on.
-# PLENTY: times the counting limit of a working set. STOP: the record after which to interrupt.
+# Spread and held apart however few; notes what is read of shards, and which record a run goes on
+# from. PLENTY: times the counting limit of a working set. STOP: the record to interrupt after.
 PROGRAM = """
 import os, sys
 from mhalearn import devices, storage
@@ -274,7 +275,10 @@ def test_a_checkpoint_that_not_all_processes_see_is_refused(cache, tmp_path):
 def test_a_process_with_bad_data_says_so_and_the_other_that_it_is_alone(cache, tmp_path):
     names = write_shards(tmp_path / "s")
     shard = tmp_path / names[-1]
-    shard.write_bytes(shard.read_bytes()[:-8] + np.array(np.nan).tobytes())
+    tensors, metadata = storage.read_tensors(shard, kind="examples", required=())
+    bad = tensors["Y"].copy()
+    bad[0, 0, 0] = np.nan
+    storage.write_tensors(shard, tensors | {"Y": bad}, metadata)
     (code, _, err), (other_code, _, other_err) = Run(cache, tmp_path, tmp_path / "s").end(60)
     assert (code, other_code) == (4, 2)
     assert "another process of this run died" in err.splitlines()[-1]
