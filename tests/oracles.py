@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+from mhalearn.layer import AttentionLayer
+
 
 def attention_layer(
     x, theta, w, key_vector=None, out_bias=None, *, causal=False, lengths=None
@@ -54,3 +56,16 @@ def counting_limit(lengths, d, e, heads, *, bias=False, head_dim=None) -> float:
     about_theta = sum(n * min(inside, heads * (n - 1)) for n in lengths) / len(lengths)
     least = unknowns(e) / (rows * e), unknowns(inside) / (rows * inside)
     return max(*least, heads * theta / about_theta)
+
+
+def narrow_layer(n_heads, d=64, rank=8, *, bias=False, causal=False, seed=1, out_dim=None):
+    """Theta and W of low rank, key vectors in the heads' own dimensions, as projections make."""
+    rng = np.random.default_rng(seed)
+    e = d if out_dim is None else out_dim
+    left, right = (rng.standard_normal((n_heads, d, rank)) / d**0.5 for _ in range(2))
+    theta = 3.0 * left @ right.swapaxes(1, 2) / rank**0.5
+    w = rng.standard_normal((n_heads, d, rank)) @ rng.standard_normal((n_heads, rank, e))
+    vector = np.einsum("mdh,mh->md", right, rng.standard_normal((n_heads, rank))) if bias else None
+    return AttentionLayer(
+        theta, w / (d * rank) ** 0.5, vector, rng.standard_normal(e) if bias else None, causal
+    )

@@ -393,14 +393,19 @@ def test_generic_inputs_leave_nothing_open(options):
     assert certificate.recovered
 
 
-def test_a_spectrum_that_is_too_large_certifies_nothing(monkeypatch):
+def test_where_the_spectrum_is_too_large_a_random_direction_is_asked(monkeypatch):
     monkeypatch.setattr(spectrum, "DENSE_LIMIT", 10)
     certificate = certify(TRUTH, X, Y)
     assert certificate.spectrum is None
     assert certificate.intervals is None
-    assert not certificate.recovered
-    assert "too large" in certificate.reason
+    assert certificate.recovered
+    assert certificate.null_dimension == 0
     json.loads(certificate.to_json())
+    twins = AttentionLayer(TRUTH.theta[[0, 0, 1]], TRUTH.w[[0, 0, 1]] * [[[0.5]], [[0.5]], [[1.0]]])
+    certificate = certify(twins, X, Y)
+    assert not certificate.recovered
+    assert certificate.null_dimension is None
+    assert "unseen" in certificate.reason
 
 
 # Symmetries

@@ -105,7 +105,8 @@ def certify(
     X_fresh may be an Examples, and Y_fresh is then left out. `learned_from`: the inputs that
     determined the layer, for the spectrum and the intervals; without them the fresh inputs stand
     in, and the intervals are scaled to the number of examples the layer says it was learned from.
-    head_dim: the rank all heads are known to have, where it is less than d.
+    head_dim: the rank all heads are known to have, where it is less than d; else as the layer says
+    it was learned.
     Examples the layer was learned from are refused; if they are a minority, they are left out.
     """
     if not isinstance(layer, AttentionLayer):
@@ -118,6 +119,7 @@ def certify(
         isinstance(head_dim, int | np.integer) and 1 <= head_dim <= layer.d
     ):
         raise ValueError(f"head_dim={head_dim!r}: pass a rank from 1 to d = {layer.d}")
+    head_dim = _head_dim(layer) if head_dim is None else int(head_dim)
     examples = as_examples(X_fresh, Y_fresh, lengths)
     for given in (examples, learned_from):
         if given is not None:
@@ -147,7 +149,7 @@ def certify(
         intervals = _scaled(spectrum.deviations, width)
     return Certificate(
         recovered=residuals.exact and null == 0 and bound is not None and bound <= RESOLVED,
-        reason=_reason(residuals, null, bound, layer),
+        reason=_reason(residuals, null, bound, layer, head_dim),
         relative_mse=residuals.root_relative**2,
         floor=residuals.floor,
         label_precision=residuals.precision,
@@ -337,6 +339,12 @@ def _learned_count(layer: AttentionLayer, otherwise: int) -> int:
     return int(said) if said.isdecimal() and int(said) > 0 else otherwise
 
 
+def _head_dim(layer: AttentionLayer) -> int | None:
+    """The rank of heads that the layer says it was learned with."""
+    said = layer.metadata.get("head_dim", "")
+    return int(said) if said.isdecimal() and 0 < int(said) <= layer.d else None
+
+
 def _parameter_bound(layer: AttentionLayer, spectrum: Spectrum, residual: float) -> float:
     """How far the residual lets the worst parameter be from one that fits exactly.
 
@@ -359,7 +367,11 @@ def _parameter_bound(layer: AttentionLayer, spectrum: Spectrum, residual: float)
 
 
 def _reason(
-    residuals: Residuals, null: int | None, bound: float | None, layer: AttentionLayer
+    residuals: Residuals,
+    null: int | None,
+    bound: float | None,
+    layer: AttentionLayer,
+    head_dim: int | None,
 ) -> str:
     error, floor = residuals.root_relative, residuals.floor
     if error > floor:
@@ -388,9 +400,10 @@ def _reason(
             f"the residual is at the precision of the {residuals.precision} labels, but leaves a "
             f"parameter room to be off by {bound:.2g} times the size of a head"
         )
+    among = "" if head_dim is None else f", among layers with heads of rank {head_dim}"
     return (
         f"the relative residual {error:.2g} is at the precision of the {residuals.precision} "
-        f"labels and the inputs determine all {layer.n_heads} heads"
+        f"labels and the inputs determine all {layer.n_heads} heads{among}"
     )
 
 

@@ -344,6 +344,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _metadata(self, n: int) -> dict[str, str]:
         settings = {"method": self.method, "seed": self.random_state, "n_examples": n}
+        if self.head_dim is not None:
+            settings["head_dim"] = self.head_dim
         return {name: str(value) for name, value in settings.items()}
 
     def _settings(self, examples: Examples) -> dict[str, Any]:

@@ -81,7 +81,8 @@ def measure_openness(
         found = _answer(at, problem.data, left, narrow=narrow, devices=problem.devices)
         step, *coefficients = known(found)
         left = left - step
-        weakest = min(weakest, _smallest_eigenvalue(*map(np.asarray, coefficients)))
+        lengths, growths = (np.asarray(part, np.float64) for part in coefficients)
+        weakest = min(weakest, _smallest_eigenvalue(lengths, growths))
         # Where no change of the factors moves a matrix that is zero, nothing is known of it.
         shares = np.divide(
             changes(unflatten(left)), whole, out=np.ones_like(whole), where=whole > 0
@@ -95,7 +96,7 @@ def measure_openness(
     w = float(np.sqrt(np.sum(problem.w(layer) ** 2) / layer.n_heads)) or 1.0
     steepest = _steepest(at, narrow)
     relative = max(steepest[0] / theta, steepest[1] / w)
-    return Openness(unseen, relative / (np.sqrt(weakest) * problem.y_scale), count)
+    return Openness(unseen, relative / (math.sqrt(weakest) * problem.y_scale), count)
 
 
 @partial(compiled, static_argnames=("narrow", "devices"))
@@ -142,7 +143,7 @@ def _smallest_eigenvalue(lengths: Float64, growths: Float64) -> float:
     made = int(np.sum(np.isfinite(lengths)))
     if made == 0:
         return 0.0
-    lengths, growths = lengths[:made].astype(np.float64), growths[:made].astype(np.float64)
+    lengths, growths = lengths[:made], growths[:made]
     diagonal = 1 / lengths
     diagonal[1:] += growths[:-1] / lengths[:-1]
     beside = np.sqrt(growths[:-1]) / lengths[:-1]

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mhalearn.attention import in_float64
 from mhalearn.certificate import THRESHOLD, Certificate, Residuals, measure_residuals
 from mhalearn.examples import Examples
 from mhalearn.information import ENOUGH, Information
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.leftover import dependence_on_inputs
+from mhalearn.missing_head import one_more_head
 from mhalearn.outcome import Outcome, Trace
-from mhalearn.polish import begin, descend, settled
-from mhalearn.problem import make_problem
 from mhalearn.spectrum import measure_spectrum
 
 # A layer that leaves more than this share of the label energy unexplained is not a fit.
@@ -26,9 +24,6 @@ _SIGNIFICANT = 6.0
 # rounding, made larger by unknowns the examples hardly see.
 _NEAR = 1e3
 _NEARLY = 1e-2
-_PROBE_STARTS, _PROBE_STEPS = 4, 25
-# Held-out examples it takes to judge whether a head is missing.
-_PROBE_HELD = 8
 # Noise makes no example worse than the median by this factor; a corrupted label may.
 _ALIKE = 10.0
 
@@ -144,7 +139,7 @@ def _doubt(evidence: Evidence, fitted: Residuals, trace: Trace, seed: int) -> st
     if fitted.precision == "float64" or fitted.root_relative <= fitted.unit / 3:
         return None
     error = f"the relative residual {fitted.root_relative:.2g} is more than the rounding of labels"
-    gain = one_more_head(evidence, trace, seed)
+    gain = _gain_of_one_more(evidence, trace, seed)
     if gain is None:
         return f"{error}, and the examples are too few to exclude a missing head"
     if gain > 0:
@@ -162,7 +157,7 @@ def _judge_rest(
 ) -> tuple[Outcome, str]:
     """Noise, or structure? Ask whether one more head explains held-out examples better."""
     error = f"relative squared error {held_error:.2g}"
-    gain = one_more_head(evidence, trace, seed)
+    gain = _gain_of_one_more(evidence, trace, seed)
     if gain is None:
         return Outcome.FITTED, f"{error}; too few examples to tell noise from a missing head"
     structured = Outcome.FITTED if held_error <= _LOW else Outcome.STUCK
@@ -221,42 +216,10 @@ def contradiction(layer: AttentionLayer, part: Examples, examples: Examples) -> 
     )
 
 
-@in_float64
-def one_more_head(evidence: Evidence, trace: Trace, seed: int) -> float | None:
-    """Share of the held-out error that one more head removes; 0 if the gain is not significant.
-
-    The head is added to the layer and all of it descends; examples are paired, and a gain counts
-    at four standard errors, or where it removes half of the error. None where the examples could
-    not determine one more head.
-    """
-    layer, held = evidence.layer, evidence.held
-    assert held is not None
-    bias, more = layer.out_bias is not None, layer.n_heads + 1
-    if held.n < _PROBE_HELD or evidence.fitted.n < 1.5 * evidence.fitted.counting_limit(more, bias):
-        return None
-    problem = make_problem(evidence.fitted, more, bias=bias, causal=layer.causal)
-    rng = np.random.default_rng([seed, 0x0E4D])
-    added = rng.normal(size=(_PROBE_STARTS, 1, problem.query_dim, problem.d))
-    added *= rng.uniform(1.0, 4.0, size=(_PROBE_STARTS, 1, 1, 1)) / np.linalg.norm(
-        added, axis=(2, 3), keepdims=True
-    )
-    known = np.broadcast_to(problem.theta(layer), (_PROBE_STARTS, *problem.theta(layer).shape))
-    state = begin(np.concatenate([known, added], axis=1), problem)
-    for step in range(_PROBE_STEPS):
-        state = descend(state, problem)
-        trace.emit("one more head", step, float(np.nanmin(np.asarray(state.loss))))
-        if settled(state).all() or trace.expired:
-            break
-    best = int(np.nanargmin(np.asarray(state.loss)))
-    larger = problem.layer(np.asarray(state.theta[best]), np.asarray(state.w[best]))
-    before = measure_residuals(layer, held).squared
-    after = measure_residuals(larger, held).squared
-    gains = before - after
-    error = float(np.std(gains, ddof=1)) / np.sqrt(len(gains))
-    # Few examples of very different sizes have a large standard error; noise is never halved.
-    beyond_chance = gains.mean() > 4 * error or gains.mean() > 0.5 * before.mean()
-    significant = beyond_chance and gains.mean() > 0.03 * before.mean()
-    return float(gains.mean() / before.mean()) if significant else 0.0
+def _gain_of_one_more(evidence: Evidence, trace: Trace, seed: int) -> float | None:
+    assert evidence.held is not None
+    layer, fitted, head_dim = evidence.layer, evidence.fitted, evidence.head_dim
+    return one_more_head(layer, fitted, evidence.held, head_dim, trace, seed)
 
 
 def _family(evidence: Evidence, null: int) -> str:

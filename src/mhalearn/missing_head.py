@@ -1,0 +1,100 @@
+"""Would one more head explain what a layer leaves? Examples it was not fitted to tell."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from mhalearn._types import Array
+from mhalearn.attention import in_float64
+from mhalearn.certificate import measure_residuals
+from mhalearn.examples import Examples
+from mhalearn.layer import AttentionLayer
+from mhalearn.narrow import NarrowHeads, is_narrow, polish_heads, to_heads, to_layer
+from mhalearn.outcome import Trace
+from mhalearn.polish import begin, descend, settled
+from mhalearn.problem import make_problem
+
+_PROBE_STARTS, _PROBE_STEPS = 4, 25
+# The same for many narrow heads, and times the counting limit of examples they are given.
+_PROBE_NARROW, _PROBE_RATIO = 8, 8.0
+# Held-out examples it takes to judge whether a head is missing.
+_PROBE_HELD = 8
+
+
+@in_float64
+def one_more_head(
+    layer: AttentionLayer,
+    fitted: Examples,
+    held: Examples,
+    head_dim: int | None,
+    trace: Trace,
+    seed: int,
+) -> float | None:
+    """Share of the held-out error that one more head removes; 0 if the gain is not significant.
+
+    The head is added to the layer and all of it descends; examples are paired, and a gain counts
+    at four standard errors, or where it removes half of the error. None where the examples could
+    not determine one more head.
+    """
+    bias, more = layer.out_bias is not None, layer.n_heads + 1
+    narrow = is_narrow(more, layer.d, head_dim)
+    limit = fitted.counting_limit(more, bias, head_dim if narrow else None)
+    if held.n < _PROBE_HELD or fitted.n < 1.5 * limit:
+        return None
+    rng = np.random.default_rng([seed, 0x0E4D])
+    if narrow:
+        assert head_dim is not None
+        larger = _one_more_narrow(layer, fitted, head_dim, limit, trace, rng)
+    else:
+        larger = _one_more(layer, fitted, trace, rng)
+    before = measure_residuals(layer, held).squared
+    after = measure_residuals(larger, held).squared
+    gains = before - after
+    error = float(np.std(gains, ddof=1)) / np.sqrt(len(gains))
+    # Few examples of very different sizes have a large standard error; noise is never halved.
+    beyond_chance = gains.mean() > 4 * error or gains.mean() > 0.5 * before.mean()
+    significant = beyond_chance and gains.mean() > 0.03 * before.mean()
+    return float(gains.mean() / before.mean()) if significant else 0.0
+
+
+def _one_more(
+    layer: AttentionLayer, fitted: Examples, trace: Trace, rng: np.random.Generator
+) -> AttentionLayer:
+    """The best layer that several heads of any rank, added in turn, lead to."""
+    bias = layer.out_bias is not None
+    problem = make_problem(fitted, layer.n_heads + 1, bias=bias, causal=layer.causal)
+    added = rng.normal(size=(_PROBE_STARTS, 1, problem.query_dim, problem.d))
+    added *= rng.uniform(1.0, 4.0, size=(_PROBE_STARTS, 1, 1, 1)) / np.linalg.norm(
+        added, axis=(2, 3), keepdims=True
+    )
+    known = np.broadcast_to(problem.theta(layer), (_PROBE_STARTS, *problem.theta(layer).shape))
+    state = begin(np.concatenate([known, added], axis=1), problem)
+    for step in range(_PROBE_STEPS):
+        state = descend(state, problem)
+        trace.emit("one more head", step, float(np.nanmin(np.asarray(state.loss))))
+        if settled(state).all() or trace.expired:
+            break
+    best = int(np.nanargmin(np.asarray(state.loss)))
+    return problem.layer(np.asarray(state.theta[best]), np.asarray(state.w[best]))
+
+
+def _one_more_narrow(
+    layer: AttentionLayer,
+    fitted: Examples,
+    head_dim: int,
+    limit: float,
+    trace: Trace,
+    rng: np.random.Generator,
+) -> AttentionLayer:
+    """The same by factors, with one added head and no more examples than polish takes."""
+    bias = layer.out_bias is not None
+    part = fitted.sample(int(np.ceil(_PROBE_RATIO * limit)), seed=0)
+    problem = make_problem(part, layer.n_heads + 1, bias=bias, causal=layer.causal, narrow=True)
+    heads = to_heads(layer, problem, head_dim)
+    size = (layer.d * head_dim**0.5) ** -0.5
+
+    def with_one_more(known: Array) -> Array:
+        return jnp.concatenate([known, size * rng.standard_normal((1, *known.shape[1:]))])
+
+    more = NarrowHeads(*(*map(with_one_more, heads[:4]), heads.bias))
+    larger, _ = polish_heads(more, problem, trace, stage="one more head", max_steps=_PROBE_NARROW)
+    return to_layer(larger, problem)
