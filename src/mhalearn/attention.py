@@ -89,7 +89,7 @@ def total(function: Callable[[Any], Any], data: Any, devices: int = 1) -> Any:
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, chunk)
     )
 
-    def add(sums: Any, chunk: Chunk) -> tuple[Any, None]:
+    def add(sums: Any, chunk: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, sums, function(chunk)), None
 
     return jax.lax.scan(add, zeros, data)[0]
