@@ -586,7 +586,8 @@ def test_a_process_that_may_write_no_more_ends_with_4(environment, tmp_path):
 
 def test_a_shard_that_vanishes_between_passes_is_exit_code_4(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MHALEARN_CACHE_DIR", "")
-    monkeypatch.setattr(examples_module, "_SMALL", 0)  # these would be held in memory
+    for name in ("_SMALL", "_WORKING"):  # these would be held in memory
+        monkeypatch.setattr(examples_module, name, 0)
     folder, path = tmp_path / "shards", tmp_path / "run.safetensors"
     PHASES.save(folder, shard_size=5_000)
     shard = folder / "shard-00002.safetensors"
