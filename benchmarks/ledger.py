@@ -38,10 +38,10 @@ class Ledger:
 
     def run(self, key: Record, measure: Callable[[], Record]) -> Record:
         """Measure, unless the record is there already, and write the file."""
+        known = self.find(key)
+        if known is not None:
+            return known
         key = key | {"machine": self.machine}
-        for record in self.records:
-            if all(record.get(name) == value for name, value in key.items()):
-                return record
         try:
             found = measure()
         except Exception as error:  # a crash is a result too
@@ -50,6 +50,14 @@ class Ledger:
         self.records.append(record)
         self.write()
         return record
+
+    def find(self, key: Record) -> Record | None:
+        """The record of what was run on this machine, if there is one."""
+        wanted = (key | {"machine": self.machine}).items()
+        for record in self.records:
+            if all(record.get(name) == value for name, value in wanted):
+                return record
+        return None
 
     def absorb(self, paths: Iterable[Path | str]) -> None:
         """Take over the records of other files; of runs made twice the one here stays."""

@@ -293,19 +293,26 @@ def host_chunk(
     size = n if size is None else size
 
     def pad(array: NDArray[Any]) -> NDArray[Any]:
+        if size == n:
+            return array
         return np.concatenate([array, np.zeros((size - n, *array.shape[1:]), array.dtype)])
 
     inside = np.arange(k) < pad(lengths)[:, None]
-    # What pads may be anything, uninitialised memory too: weight zero would not stop an overflow.
-    x = np.where(inside[..., None], pad(tokens).astype(np.float64), 0.0)
+
+    def clean(array: NDArray[Any]) -> NDArray[np.float64]:
+        # What pads may be anything, uninitialised memory too: weight zero would not stop an
+        # overflow.
+        doubles = pad(array).astype(np.float64, copy=False)
+        return doubles if inside.all() else np.where(inside[..., None], doubles, 0.0)
+
+    x = clean(tokens)
     allowed = np.broadcast_to(inside[:, None, :], (size, k, k))
     if causal:
         allowed = allowed & np.tri(k, dtype=bool)
     # A padding row may attend to itself: its weight is zero, but a softmax needs a key.
     allowed = allowed | (np.eye(k, dtype=bool) & ~inside[:, :, None])
     ones = np.ones((size, k, 1))
-    y = np.zeros((size, k, 0)) if labels is None else pad(labels).astype(np.float64)
-    y = np.where(inside[..., None], y, 0.0)
+    y = np.zeros((size, k, 0)) if labels is None else clean(labels)
     queries = np.concatenate([x, ones], axis=-1) if key_vector else x
     constant = ones if out_bias else ones[..., :0]
     return x, queries, y, constant, inside.astype(np.float64), allowed

@@ -104,12 +104,17 @@ def to_layer(heads: NarrowHeads, problem: Problem) -> AttentionLayer:
 
 
 @in_float64
-def to_heads(layer: AttentionLayer, problem: Problem, head_dim: int) -> NarrowHeads:
-    """The nearest balanced factors. Cost: two singular value decompositions a head."""
+def to_heads(
+    layer: AttentionLayer, problem: Problem, head_dim: int, w_rank: int | None = None
+) -> NarrowHeads:
+    """The nearest balanced factors, of W of another rank where given.
+
+    Cost: two singular value decompositions a head.
+    """
     theta, w = problem.theta(layer), problem.w(layer)
     m, d = layer.n_heads, problem.d
     query, key = _halves(theta, head_dim)
-    value, out = _halves(w[: m * d].reshape(m, d, -1), head_dim)
+    value, out = _halves(w[: m * d].reshape(m, d, -1), w_rank or head_dim)
     parts = query, np.swapaxes(key, 1, 2), value, out, w[m * d :]
     return NarrowHeads(*map(jnp.asarray, parts))
 

@@ -60,7 +60,7 @@ def measure_openness(
     from the Lanczos matrix of the conjugate gradients, is met from above.
     """
     bias = layer.out_bias is not None or layer.key_vector is not None
-    narrow = is_narrow(layer.n_heads, layer.d, head_dim)
+    narrow = head_dim is not None
     rng = np.random.default_rng([seed, 0x09E4])
     limit = examples.counting_limit(layer.n_heads, bias, head_dim)
     count = min(examples.n, int(np.ceil(_ENOUGH * limit)))
@@ -69,7 +69,9 @@ def measure_openness(
     at: Any
     if narrow:
         assert head_dim is not None
-        at = to_heads(layer, problem, head_dim)
+        # Only where there are many are heads held to that rank in W too.
+        many = is_narrow(layer.n_heads, layer.d, head_dim)
+        at = to_heads(layer, problem, head_dim, None if many else min(layer.d, layer.out_dim))
     else:
         at = jnp.asarray(problem.theta(layer)), jnp.asarray(problem.w(layer))
     flat, unflatten = ravel_pytree(at)
