@@ -123,7 +123,8 @@ def make_problem(
 
 
 def _rms(array: NDArray[Any], inside: NDArray[np.bool_]) -> float:
-    return float(np.sqrt(np.mean(np.square(array[inside], dtype=np.float64))))
+    squares = np.einsum("nkd,nkd->nk", array, array, dtype=np.float64, casting="unsafe")
+    return float(np.sqrt(np.mean(squares[inside]) / array.shape[2]))
 
 
 def _power_of_two_near(value: float) -> float:
