@@ -153,3 +153,23 @@ def test_a_checkpoint_is_polished_before_anything_else(tmp_path):
     assert compare(learner.layer_, layer).max_error < 1e-10
     assert "resumed" in stages
     assert not any(stage.startswith("attempt") for stage in stages)
+
+
+def test_a_second_fit_of_one_shape_compiles_nothing(monkeypatch):
+    monkeypatch.setattr(narrow, "_LARGE", 100)
+    monkeypatch.setattr(many, "_STEPS", 400)
+    compiled = []
+
+    def note(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(seconds)
+
+    for seed in (0, 1):
+        if seed == 1:
+            jax.monitoring.register_event_duration_secs_listener(note)
+        layer = narrow_layer(4, 16, 4, seed=seed)
+        learner = AttentionRegressor(4, head_dim=4, random_state=seed)
+        learner.fit(examples_of(layer, 300, seed=seed))
+        assert learner.n_heads_ == 4
+    jax.monitoring.unregister_event_duration_listener(note)
+    assert compiled == []

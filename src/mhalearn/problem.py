@@ -138,8 +138,10 @@ def _sums(
     x: NDArray[Any], y: NDArray[Any], inside: NDArray[np.bool_], processes: int
 ) -> NDArray[np.float64]:
     """Rows that count, and the squares of their tokens and labels, over all processes."""
-    squares = [float(np.sum(np.square(part[inside], dtype=np.float64))) for part in (x, y)]
-    sums = np.array([inside.sum(), *squares])
+    rows = [
+        np.einsum("nkd,nkd->nk", part, part, dtype=np.float64, casting="unsafe") for part in (x, y)
+    ]
+    sums = np.array([inside.sum(), *(float(squares[inside].sum()) for squares in rows)])
     return devices.summed(sums) if processes > 1 else sums
 
 

@@ -1,6 +1,7 @@
 """What one pass over examples tells: hashes to know them again by, and their largest entries."""
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -10,6 +11,9 @@ from numpy.typing import NDArray
 from mhalearn.examples.sources import Block
 
 Hashes = NDArray[np.uint64]
+
+# Bytes of an example from which on it is worth a thread's while.
+_LARGE = 2**14
 
 
 class Survey(NamedTuple):
@@ -54,12 +58,24 @@ def hash_block(block: Block) -> tuple[Hashes, Hashes]:
 
 
 def _canonical(array: NDArray[Any]) -> NDArray[np.float64]:
-    return array.astype("<f8", order="C") + 0.0  # adding zero turns -0.0 into 0.0
+    canonical = array.astype("<f8", order="C")
+    canonical += 0.0  # turns -0.0 into 0.0
+    return canonical
 
 
 def _digests(shape: NDArray[np.uint64], *parts: NDArray[Any]) -> Hashes:
     """One hash for each example (row of the parts)."""
-    n = len(parts[0])
-    columns = [part.view(np.uint8).reshape(n, -1) for part in parts]
-    rows = np.hstack([np.tile(shape.view(np.uint8), (n, 1)), *columns])
-    return np.frombuffer(b"".join(blake2b(row, digest_size=8).digest() for row in rows), "<u8")
+    rows = [part.view(np.uint8).reshape(len(part), -1) for part in parts]
+    if sum(row.shape[1] for row in rows) < _LARGE:
+        start = np.tile(shape.view(np.uint8), (len(parts[0]), 1))
+        digests = (blake2b(row, digest_size=8).digest() for row in np.hstack([start, *rows]))
+        return np.frombuffer(b"".join(digests), "<u8")
+
+    def digest(*row: NDArray[np.uint8]) -> bytes:
+        hashed = blake2b(shape.tobytes(), digest_size=8)
+        for part in row:
+            hashed.update(part.data)
+        return hashed.digest()
+
+    with ThreadPoolExecutor() as pool:  # hashing many bytes lets other threads run
+        return np.frombuffer(b"".join(pool.map(digest, *rows)), "<u8")
