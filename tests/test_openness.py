@@ -8,7 +8,9 @@ from mhalearn import AttentionRegressor, Outcome, compare, narrow, sample_inputs
 from mhalearn.certificate import _parameter_bound, certify
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
+from mhalearn.missing_head import one_more_head
 from mhalearn.openness import CLOSED, measure_openness
+from mhalearn.outcome import Trace
 from mhalearn.spectrum import measure_spectrum
 
 LAYER = narrow_layer(3, 16, 4, bias=True)
@@ -67,11 +69,44 @@ def test_what_is_open_is_found(head_dim, case):
     assert found.room == np.inf
 
 
-def test_a_rank_larger_than_the_heads_have_is_certified_or_not_never_wrong(monkeypatch):
+def test_heads_of_smaller_rank_are_asked_about_by_their_matrices(monkeypatch):
+    """Where a factor is zero its changes move nothing, and would hide what is open."""
     monkeypatch.setattr(narrow, "_LARGE", 100)
-    certificate = certify(LAYER, X, LAYER(X), head_dim=6)
-    assert certificate.relative_mse < 1e-24
-    assert certificate.null_dimension in (0, None)
+    examples = Examples(X, LAYER(X))
+    by_factors, by_matrices, deficient = (
+        measure_openness(LAYER, examples, rank).n_examples for rank in (4, None, 6)
+    )
+    assert by_factors < by_matrices == deficient
+
+
+@pytest.mark.parametrize("large", [100, 10**6])
+def test_a_rank_the_layer_does_not_have_is_refused(monkeypatch, large):
+    monkeypatch.setattr(narrow, "_LARGE", large)
+    with pytest.raises(ValueError, match="heads of larger rank"):
+        certify(LAYER, X, LAYER(X), head_dim=2)
+    with pytest.raises(ValueError, match="head_dim=True"):
+        certify(LAYER, X, LAYER(X), head_dim=True)
+
+
+@pytest.mark.parametrize("amplitude", [3e-7, 3e-6])
+def test_a_faint_head_is_found_in_what_coarse_labels_leave(monkeypatch, amplitude):
+    monkeypatch.setattr(narrow, "_LARGE", 100)
+    faint = LAYER.w * np.array([1.0, 1.0, amplitude])[:, None, None]
+    labels = LAYER.replace(w=faint)(X).astype(np.float32)
+    two = AttentionLayer(LAYER.theta[:2], LAYER.w[:2], LAYER.key_vector[:2], LAYER.out_bias)
+    examples = Examples(X, labels)
+    fitted, held = examples.subset(slice(0, 350)), examples.subset(slice(350, None))
+    assert one_more_head(two, fitted, held, 4, Trace(), 0) > 0.3
+    true = LAYER.replace(w=faint)
+    assert one_more_head(true, fitted, held, 4, Trace(), 0) == 0.0
+
+
+@pytest.mark.parametrize("out_dim", [1, 3])
+def test_heads_may_have_fewer_outputs_than_their_rank(monkeypatch, out_dim):
+    monkeypatch.setattr(narrow, "_LARGE", 100)
+    layer = narrow_layer(2, 16, 4, out_dim=out_dim)
+    learner = AttentionRegressor(2, head_dim=4, max_seconds=3.0).fit(X, layer(X))
+    assert learner.certificate_.relative_mse < 1.0
 
 
 @pytest.mark.slow

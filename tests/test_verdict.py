@@ -16,7 +16,7 @@ from mhalearn.leftover import dependence_on_inputs
 from mhalearn.matching import compare
 from mhalearn.outcome import Outcome, Trace
 from mhalearn.teachers import random_layer
-from mhalearn.verdict import Evidence, judge
+from mhalearn.verdict import Evidence, contradiction, judge
 
 N, K, D = 120, 4, 4
 TWO, THREE = random_layer(2, D, seed=3), random_layer(3, D, seed=3)
@@ -511,3 +511,14 @@ def test_structure_does_not_look_like_noise(labels):
 
 def test_a_layer_that_explains_everything_leaves_nothing():
     assert dependence_on_inputs(ZERO, Examples(X, 0 * Y), 0) == 0.0
+
+
+@pytest.mark.parametrize("factor", [1.0, 1 + 1.4e-6])
+def test_all_examples_must_be_as_exact_as_the_working_set(factor):
+    layer = random_layer(2, 6, seed=3)
+    x = sample_inputs("gaussian", 300, 4, 6, seed=1)
+    labels = layer(x).astype(np.float32)
+    labels[40:] *= np.float32(factor)
+    examples = Examples(x, labels)
+    objection = contradiction(layer, examples.subset(slice(0, 40)), examples)
+    assert (objection is None) == (factor == 1.0)

@@ -22,6 +22,7 @@ from mhalearn._types import Array, Float
 from mhalearn.attention import Chunk, attend, compiled, forward, stacked_heads, tangent
 from mhalearn.examples import Examples, Survey
 from mhalearn.layer import AttentionLayer, Float64
+from mhalearn.narrow import is_narrow
 from mhalearn.openness import CLOSED, measure_openness
 from mhalearn.precision import label_precision
 from mhalearn.spectrum import Parameters, Spectrum, measure_spectrum
@@ -37,6 +38,8 @@ _PARTS = 10
 # in their labels' precision were seen at 1.2, with logits of some hundred.
 _WORST = 2
 _DOUBLE = float(np.finfo(np.float64).eps)
+# A singular value this far below the largest does not count for the rank.
+_RANK = 1e-9
 # Attention below this size, against that of logits of order one, is rounding of no attention.
 _NO_ATTENTION = 1e-10
 # Sizes of tokens and labels whose squares and quotients stay far from overflow.
@@ -105,8 +108,8 @@ def certify(
     X_fresh may be an Examples, and Y_fresh is then left out. `learned_from`: the inputs that
     determined the layer, for the spectrum and the intervals; without them the fresh inputs stand
     in, and the intervals are scaled to the number of examples the layer says it was learned from.
-    head_dim: the rank all heads are known to have, where it is less than d; else as the layer says
-    it was learned.
+    head_dim: the rank all Theta are known to have, where it is less than d (and all W, if heads are
+    many: see `narrow.is_narrow`); without it, as the layer says it was learned.
     Examples the layer was learned from are refused; if they are a minority, they are left out.
     """
     if not isinstance(layer, AttentionLayer):
@@ -115,10 +118,14 @@ def certify(
         raise ValueError(f"delta={delta!r}: pass a probability between 0 and 1")
     if not isinstance(learned_from, Examples | None):
         raise ValueError(f"learned_from is a {type(learned_from).__name__}: pass an Examples")
-    if head_dim is not None and not (
-        isinstance(head_dim, int | np.integer) and 1 <= head_dim <= layer.d
-    ):
-        raise ValueError(f"head_dim={head_dim!r}: pass a rank from 1 to d = {layer.d}")
+    if head_dim is not None:
+        whole = isinstance(head_dim, int | np.integer) and not isinstance(head_dim, bool)
+        if not (whole and 1 <= head_dim <= layer.d):
+            raise ValueError(f"head_dim={head_dim!r}: pass a rank from 1 to d = {layer.d}")
+        if not has_rank(layer, head_dim):
+            raise ValueError(
+                f"head_dim={head_dim}: the layer has heads of larger rank; leave it out"
+            )
     head_dim = _head_dim(layer) if head_dim is None else int(head_dim)
     examples = as_examples(X_fresh, Y_fresh, lengths)
     for given in (examples, learned_from):
@@ -342,7 +349,14 @@ def _learned_count(layer: AttentionLayer, otherwise: int) -> int:
 def _head_dim(layer: AttentionLayer) -> int | None:
     """The rank of heads that the layer says it was learned with."""
     said = layer.metadata.get("head_dim", "")
-    return int(said) if said.isdecimal() and 0 < int(said) <= layer.d else None
+    rank = int(said) if said.isdecimal() else 0
+    return rank if 0 < rank <= layer.d and has_rank(layer, rank) else None
+
+
+def has_rank(layer: AttentionLayer, head_dim: int) -> bool:
+    """Whether all Theta, with their key vectors, have at most this rank, up to rounding."""
+    values = np.linalg.svd(layer.query_theta, compute_uv=False)
+    return bool(np.all(values[:, head_dim:] <= _RANK * values[:, :1]))
 
 
 def _parameter_bound(layer: AttentionLayer, spectrum: Spectrum, residual: float) -> float:
@@ -400,7 +414,9 @@ def _reason(
             f"the residual is at the precision of the {residuals.precision} labels, but leaves a "
             f"parameter room to be off by {bound:.2g} times the size of a head"
         )
-    among = "" if head_dim is None else f", among layers with heads of rank {head_dim}"
+    among = "" if head_dim is None else f", among layers with Theta of rank {head_dim}"
+    if is_narrow(layer.n_heads, layer.d, head_dim):
+        among = f", among layers with Theta and W of rank {head_dim}"
     return (
         f"the relative residual {error:.2g} is at the precision of the {residuals.precision} "
         f"labels and the inputs determine all {layer.n_heads} heads{among}"

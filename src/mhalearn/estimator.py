@@ -22,6 +22,7 @@ from mhalearn.certificate import (
     as_examples,
     certify,
     check_sizes,
+    has_rank,
     refitted,
 )
 from mhalearn.devices import is_first
@@ -60,7 +61,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     n_heads: the number of heads, or "auto" to find it (methods "newton" and "sculpt").
     method: "newton" (and "auto", which means it), "sculpt" for the six phases of Chen & Li, or a
         baseline: "adam", "lbfgs", "linear".
-    head_dim: rank of every Theta_i, where it is known to be less than d.
+    head_dim: rank of every Theta_i, where it is known to be less than d; where heads are many and
+        narrow (2 head_dim <= d and m d^2 > 30,000), of every W_i too, as in transformers.
     bias: learn a key-side vector a head and an output bias. causal: tokens see no later token.
     polish: descend to machine precision after the learner.
     random_state: seed of all randomness. max_seconds: when to stop with the best layer so far.
@@ -190,7 +192,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         layer = layer.replace(metadata=self._metadata(learned_from))
         certificate = None
         if held is not None:
-            certificate = certify(layer, held, learned_from=fitted, head_dim=self.head_dim)
+            rank = self.head_dim
+            if rank is not None and not has_rank(layer, rank):  # a learner that does not keep to it
+                rank = None
+            certificate = certify(layer, held, learned_from=fitted, head_dim=rank)
             trace.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
         limit = examples.counting_limit(
             layer.n_heads if isinstance(self.n_heads, str) else self.n_heads,

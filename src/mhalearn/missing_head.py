@@ -1,21 +1,20 @@
 """Would one more head explain what a layer leaves? Examples it was not fitted to tell."""
 
-import jax.numpy as jnp
 import numpy as np
 
-from mhalearn._types import Array
 from mhalearn.attention import in_float64
 from mhalearn.certificate import measure_residuals
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
-from mhalearn.narrow import NarrowHeads, is_narrow, polish_heads, to_heads, to_layer
+from mhalearn.narrow import is_narrow, polish_heads, to_layer
+from mhalearn.newton.many import random_heads
 from mhalearn.outcome import Trace
 from mhalearn.polish import begin, descend, settled
 from mhalearn.problem import make_problem
 
 _PROBE_STARTS, _PROBE_STEPS = 4, 25
 # The same for many narrow heads, and times the counting limit of examples they are given.
-_PROBE_NARROW, _PROBE_RATIO = 8, 8.0
+_NARROW_STARTS, _NARROW_STEPS, _PROBE_RATIO = 2, 25, 8.0
 # Held-out examples it takes to judge whether a head is missing.
 _PROBE_HELD = 8
 
@@ -85,16 +84,33 @@ def _one_more_narrow(
     trace: Trace,
     rng: np.random.Generator,
 ) -> AttentionLayer:
-    """The same by factors, with one added head and no more examples than polish takes."""
+    """The layer with a head that was fitted to what it leaves, in units of that: the others stay.
+
+    It is given no more examples than polish takes.
+    """
     bias = layer.out_bias is not None
     part = fitted.sample(int(np.ceil(_PROBE_RATIO * limit)), seed=0)
-    problem = make_problem(part, layer.n_heads + 1, bias=bias, causal=layer.causal, narrow=True)
-    heads = to_heads(layer, problem, head_dim)
-    size = (layer.d * head_dim**0.5) ** -0.5
-
-    def with_one_more(known: Array) -> Array:
-        return jnp.concatenate([known, size * rng.standard_normal((1, *known.shape[1:]))])
-
-    more = NarrowHeads(*(*map(with_one_more, heads[:4]), heads.bias))
-    larger, _ = polish_heads(more, problem, trace, stage="one more head", max_steps=_PROBE_NARROW)
-    return to_layer(larger, problem)
+    x, y, lengths = part.arrays()
+    left = Examples(x, y - layer(x, lengths), lengths if part.has_lengths else None)
+    alone = make_problem(left, 1, bias=bias, causal=layer.causal, narrow=True)
+    starts = []
+    for _ in range(_NARROW_STARTS):
+        head = random_heads(alone, 1, head_dim, rng)
+        starts.append(
+            polish_heads(head, alone, trace, stage="one more head", max_steps=_NARROW_STEPS)
+        )
+    head, _ = min(starts, key=lambda start: start[1])
+    more = to_layer(head, alone)
+    vectors = None
+    if layer.key_vector is not None and more.key_vector is not None:
+        vectors = np.concatenate([layer.key_vector, more.key_vector])
+    out_bias = layer.out_bias
+    if out_bias is not None and more.out_bias is not None:
+        out_bias = out_bias + more.out_bias
+    return AttentionLayer(
+        np.concatenate([layer.theta, more.theta]),
+        np.concatenate([layer.w, more.w]),
+        vectors,
+        out_bias,
+        layer.causal,
+    )

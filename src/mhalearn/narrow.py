@@ -33,6 +33,8 @@ ROUNDING = 1e-28
 _NEAR, _LITTLE = 1e-6, 0.1
 
 
+# Factors make a layer to this precision, and a singular value this far below the largest is none.
+_EXACT, _DEFICIENT = 1e-9, 1e-6
 # Attention unknowns from which on heads of known rank are better moved by their factors.
 _LARGE = 30_000
 
@@ -104,17 +106,12 @@ def to_layer(heads: NarrowHeads, problem: Problem) -> AttentionLayer:
 
 
 @in_float64
-def to_heads(
-    layer: AttentionLayer, problem: Problem, head_dim: int, w_rank: int | None = None
-) -> NarrowHeads:
-    """The nearest balanced factors, of W of another rank where given.
-
-    Cost: two singular value decompositions a head.
-    """
+def to_heads(layer: AttentionLayer, problem: Problem, head_dim: int) -> NarrowHeads:
+    """The nearest balanced factors. Cost: two singular value decompositions a head."""
     theta, w = problem.theta(layer), problem.w(layer)
     m, d = layer.n_heads, problem.d
     query, key = _halves(theta, head_dim)
-    value, out = _halves(w[: m * d].reshape(m, d, -1), w_rank or head_dim)
+    value, out = _halves(w[: m * d].reshape(m, d, -1), head_dim)
     parts = query, np.swapaxes(key, 1, 2), value, out, w[m * d :]
     return NarrowHeads(*map(jnp.asarray, parts))
 
@@ -123,6 +120,23 @@ def _halves(product: Any, rank: int) -> tuple[Any, Any]:
     u, s, vt = np.linalg.svd(product, full_matrices=False)
     root = np.sqrt(s[:, :rank])
     return u[:, :, :rank] * root[:, None], root[:, :, None] * vt[:, :rank]
+
+
+def has_full_rank(heads: NarrowHeads, layer: AttentionLayer, problem: Problem) -> bool:
+    """Whether balanced factors make the layer, with no column of them near zero.
+
+    Only then do changes of the factors make all changes of heads of their rank.
+    """
+    made = to_layer(heads, problem)
+    for matrices, others in (
+        (problem.theta(layer), problem.theta(made)),
+        (layer.w, made.w),
+    ):
+        off = np.linalg.norm(matrices - others, axis=(1, 2))
+        if np.any(off > _EXACT * np.linalg.norm(matrices, axis=(1, 2))):
+            return False
+    sizes = [np.sum(np.asarray(part) ** 2, axis=1) for part in (heads.query, heads.value)]
+    return all(bool(np.all(size.min(axis=1) > _DEFICIENT * size.max(axis=1))) for size in sizes)
 
 
 @in_float64
@@ -161,7 +175,7 @@ def _balanced(left: Float64, right: Float64) -> tuple[Float64, Float64]:
     """Factors (d, h), (h, e) of the same product that share its singular values, largest first."""
     q, r = np.linalg.qr(left)
     p, t = np.linalg.qr(right.T)
-    u, s, vt = np.linalg.svd(r @ t.T)
+    u, s, vt = np.linalg.svd(r @ t.T, full_matrices=False)
     root = np.sqrt(s)
     return q @ (u * root), (root[:, None] * vt) @ p.T
 

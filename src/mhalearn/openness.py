@@ -23,9 +23,16 @@ from mhalearn.attention import Chunk, compiled, forward, in_float64, total
 from mhalearn.devices import known
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, Float64
-from mhalearn.narrow import NarrowHeads, curvature, in_single, is_narrow, to_heads
+from mhalearn.narrow import (
+    NarrowHeads,
+    curvature,
+    has_full_rank,
+    in_single,
+    is_narrow,
+    to_heads,
+)
 from mhalearn.normal import conjugate_gradients
-from mhalearn.problem import make_problem
+from mhalearn.problem import Problem, make_problem
 
 # A share of a random change that is rounding. One open direction among a million shows a share of
 # a thousandth, and less than this with probability 1e-5.
@@ -34,6 +41,8 @@ CLOSED = 1e-8
 _ENOUGH = 8.0
 # Conjugate gradients in single precision, repeated on what they leave.
 _TOLERANCE, _CG_STEPS, _ROUNDS = 1e-4, 500, 8
+# The smallest singular value may be this much smaller than what was found.
+_MARGIN = 2.0
 
 
 @dataclass(frozen=True)
@@ -56,23 +65,29 @@ def measure_openness(
     """Ask about one random direction. Cost: some hundred forward passes over 8 times the counting
     limit of examples. Memory: a few copies of those.
 
+    Of heads that are many, narrow and of full rank head_dim only layers of that rank, in Theta and
+    in W, are considered; of all others every layer.
     Trust: a direction that is open is missed with probability 1e-5; the smallest singular value,
-    from the Lanczos matrix of the conjugate gradients, is met from above.
+    from the Lanczos matrix of the conjugate gradients, is met from above, hence a margin of two.
     """
     bias = layer.out_bias is not None or layer.key_vector is not None
-    narrow = head_dim is not None
     rng = np.random.default_rng([seed, 0x09E4])
-    limit = examples.counting_limit(layer.n_heads, bias, head_dim)
-    count = min(examples.n, int(np.ceil(_ENOUGH * limit)))
-    part = examples.subset(np.sort(rng.choice(examples.n, count, replace=False)))
-    problem = make_problem(part, layer.n_heads, bias=bias, causal=layer.causal, narrow=narrow)
+
+    def prepare(rank: int | None) -> tuple[Problem, int]:
+        limit = examples.counting_limit(layer.n_heads, bias, rank)
+        count = min(examples.n, int(np.ceil(_ENOUGH * limit)))
+        part = examples.subset(np.sort(rng.choice(examples.n, count, replace=False)))
+        made = partial(make_problem, part, layer.n_heads, bias=bias, causal=layer.causal)
+        return made(narrow=rank is not None), count
+
     at: Any
-    if narrow:
-        assert head_dim is not None
-        # Only where there are many are heads held to that rank in W too.
-        many = is_narrow(layer.n_heads, layer.d, head_dim)
-        at = to_heads(layer, problem, head_dim, None if many else min(layer.d, layer.out_dim))
-    else:
+    narrow = False
+    if head_dim is not None and is_narrow(layer.n_heads, layer.d, head_dim):
+        problem, count = prepare(head_dim)
+        at = to_heads(layer, problem, head_dim)
+        narrow = has_full_rank(at, layer, problem)
+    if not narrow:  # where nothing is open among all layers, nothing is among those of a rank
+        problem, count = prepare(None)
         at = jnp.asarray(problem.theta(layer)), jnp.asarray(problem.w(layer))
     flat, unflatten = ravel_pytree(at)
     u = jnp.asarray(rng.standard_normal(flat.size))
@@ -98,7 +113,8 @@ def measure_openness(
     w = float(np.sqrt(np.sum(problem.w(layer) ** 2) / layer.n_heads)) or 1.0
     steepest = _steepest(at, narrow)
     relative = max(steepest[0] / theta, steepest[1] / w)
-    return Openness(unseen, relative / (math.sqrt(weakest) * problem.y_scale), count)
+    room = _MARGIN * relative / (math.sqrt(weakest) * problem.y_scale)
+    return Openness(unseen, room, count)
 
 
 @partial(compiled, static_argnames=("narrow", "devices"))

@@ -24,6 +24,8 @@ _SIGNIFICANT = 6.0
 # rounding, made larger by unknowns the examples hardly see.
 _NEAR = 1e3
 _NEARLY = 1e-2
+# All examples are as exact as some of them up to this factor.
+_AS_EXACT = 3.0
 # Noise makes no example worse than the median by this factor; a corrupted label may.
 _ALIKE = 10.0
 
@@ -126,7 +128,12 @@ def _judge_exact(
             )
         reason += "; as a function: with two tokens other heads can make the same one"
     doubt = _doubt(evidence, fitted, trace, seed)
-    return (Outcome.FITTED, doubt) if doubt else (Outcome.RECOVERED, reason)
+    if doubt:
+        return Outcome.FITTED, doubt
+    if fitted.precision != "float64" and fitted.root_relative > fitted.unit / 3:
+        units = fitted.root_relative / fitted.unit
+        reason += f"; what is left, {units:.1f} units in their last place, no test explains"
+    return Outcome.RECOVERED, reason
 
 
 def _doubt(evidence: Evidence, fitted: Residuals, trace: Trace, seed: int) -> str | None:
@@ -198,9 +205,11 @@ def contradiction(layer: AttentionLayer, part: Examples, examples: Examples) -> 
     known, every = measure_residuals(layer, part), measure_residuals(layer, examples)
     error = f"relative squared error {every.root_relative**2:.2g}"
     if known.exact:
-        if every.exact:
+        # Not only exact, but as exact: a working set at rounding allows the others no more.
+        level = max(known.root_relative, every.unit / 3)
+        if every.exact and every.root_relative <= _AS_EXACT * level:
             return None
-        bar = max(THRESHOLD, 2 * every.floor)
+        bar = min(max(THRESHOLD, 2 * every.floor), _ALIKE * level)
         wrong = int(np.sum(every.relative > bar))
         return (
             f"{part.n} random examples are explained exactly, all {examples.n} are not "

@@ -48,7 +48,8 @@ def learn(
     heads: Annotated[str, typer.Option(metavar="N|auto", help="Heads of the layer.")] = "auto",
     method: Annotated[Method, typer.Option(help="Which learner.")] = Method.AUTO,
     head_dim: Annotated[
-        int | None, typer.Option(min=1, metavar="H", help="Learn heads of this rank.")
+        int | None,
+        typer.Option(min=1, metavar="H", help="Learn heads of this rank (of many heads, W too)."),
     ] = None,
     bias: Annotated[
         bool, typer.Option("--bias", help="Learn key vectors and output bias.")
