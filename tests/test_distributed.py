@@ -284,6 +284,7 @@ def test_a_checkpoint_that_not_all_processes_see_is_refused(cache, tmp_path):
     assert all("not all processes see the same checkpoint" in err for _, _, err in ends)
 
 
+@pytest.mark.slow
 def test_a_process_with_bad_data_says_so_and_the_other_that_it_is_alone(cache, tmp_path):
     names = write_shards(tmp_path / "s")
     shard = tmp_path / names[-1]

@@ -419,9 +419,13 @@ CASES = {
         {"certified rows 1", "refined sum 2", "coarse"},
     ),
 }
+LONG = ("auto", "sculpt", "lbfgs")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CASES],
+)
 def test_interrupted_at_every_stage_it_ends_at_the_same_layer(case, tmp_path, monkeypatch):
     settings, data, expected = CASES[case]
     rounds = SHORT[:1] if case == "auto" else SHORT

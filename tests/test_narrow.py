@@ -67,7 +67,7 @@ def test_surplus_heads_vanish_and_the_count_is_found():
     assert any("5 of 10 heads are distinct" in event.detail for event in trace.events)
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bias", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_many_narrow_heads_are_learned_without_their_number(bias):
     layer = narrow_layer(8, bias=bias)
     learner = AttentionRegressor(head_dim=H, bias=bias).fit(examples_of(layer, 800))
@@ -81,7 +81,7 @@ def test_many_narrow_heads_are_learned_without_their_number(bias):
 def test_labels_that_no_such_layer_makes_are_not_called_exact():
     rng = np.random.default_rng(0)
     x = sample_inputs("boolean", 300, 8, D, seed=1)
-    learner = AttentionRegressor(8, head_dim=H, max_seconds=20.0)
+    learner = AttentionRegressor(8, head_dim=H, max_seconds=6.0)
     learner.fit(x, rng.standard_normal((300, 8, D)))
     assert learner.outcome_ is not Outcome.RECOVERED
     assert learner.certificate_.relative_mse > 0.5

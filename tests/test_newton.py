@@ -432,6 +432,7 @@ def test_most_heads_is_the_counting_limit_inverted(n):
     assert examples.counting_limit(most + 1, False, None) > n
 
 
+@pytest.mark.slow
 def test_starts_that_agree_are_not_believed_where_examples_are_few():
     # A quick and a patient start end in one wrong minimum here, to seven digits, and without noise.
     layer = random_layer(2, 4, scale=8.0, out_dim=1, seed=114)

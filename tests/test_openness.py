@@ -121,6 +121,6 @@ def test_coarse_labels_of_many_narrow_heads_are_recovered():
 def test_a_missing_narrow_head_is_noticed():
     layer = narrow_layer(8)
     x = sample_inputs("boolean", 800, 8, 64, seed=3)
-    learner = AttentionRegressor(7, head_dim=8, max_seconds=15.0).fit(x, layer(x))
+    learner = AttentionRegressor(7, head_dim=8, max_seconds=6.0).fit(x, layer(x))
     assert learner.outcome_ in (Outcome.STUCK, Outcome.FITTED, Outcome.TIME_LIMIT)
     assert learner.certificate_.relative_mse > 1e-4

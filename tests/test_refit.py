@@ -65,6 +65,7 @@ def test_exact_labels_are_certified_and_nothing_is_refitted():
     assert learner.layer_.metadata["n_examples"] == "140"
 
 
+@pytest.mark.slow
 def test_a_key_vector_of_a_narrow_head_counts_as_its_rank():
     layer = random_layer(2, 6, rank=1, key_vector=True, out_bias=True, seed=3)
     layer = layer.replace(key_vector=layer.theta[:, 0] * 0.5)  # in the row space, as a rank asks
@@ -81,7 +82,11 @@ def test_a_key_vector_of_a_narrow_head_counts_as_its_rank():
 
 @pytest.mark.parametrize(
     ("bias", "causal", "head_dim", "ragged"),
-    [(False, False, None, False), (True, True, None, True), (True, False, 2, False)],
+    [
+        pytest.param(False, False, None, False, marks=pytest.mark.slow),
+        (True, True, None, True),
+        pytest.param(True, False, 2, False, marks=pytest.mark.slow),
+    ],
 )
 def test_passes_lead_to_the_least_squares_layer_of_all_examples(bias, causal, head_dim, ragged):
     truth = random_layer(2, 4, rank=head_dim, key_vector=bias, out_bias=bias, seed=1)

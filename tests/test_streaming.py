@@ -411,6 +411,7 @@ def test_baselines_say_how_many_examples_they_saw(method, monkeypatch, small_wor
     assert sizes[0] < event.step < 400
 
 
+@pytest.mark.slow
 def test_under_noise_all_examples_are_fitted(tmp_path, knowing, monkeypatch):
     monkeypatch.setattr(examples, "_PLENTY", 300)
     x, y = small_examples(10_000)
