@@ -45,7 +45,7 @@ LAYERS = {"384 wide": (12, 384, 32), "4096 wide": (32, 4096, 128)}
 GPUS, TOKENS, ON_PAPER = 64, 16, 65_536
 # Bytes a second in and out of one GPU: 400 Gbit/s of InfiniBand.
 LINK = 50e9
-WORKSPACE = 8 * 2**24  # bytes of a chunk's largest intermediate
+WORKSPACE = 16 * 8 * 2**24  # bytes of intermediates on a GPU (`attention.on_device`)
 
 
 def dense_step(n: int) -> Record:
@@ -142,14 +142,16 @@ def on_paper(m: int, d: int, h: int) -> Record:
     """Bytes and seconds of a step on 64 GPUs, with labels as wide as tokens and no bias.
 
     A ring of P devices sends and receives 2 (P - 1) / P times what is summed. Adam's student has a
-    quarter of surplus heads and works in single precision, a product of conjugate gradients in
-    double. A device holds its examples (tokens, queries, labels, weights, masks), the factors,
-    Adam's two moments and the gradient, or five vectors of conjugate gradients, and a workspace.
+    quarter of surplus heads; it and the products of conjugate gradients work in single precision. A
+    device holds its examples (tokens, queries, labels, weights, masks; tokens and queries in single
+    precision too, and what attention makes of them), the factors with Adam's two moments and the
+    gradient, or five vectors of conjugate gradients beside factors, gradient and trial in double,
+    and a workspace.
     """
     student = m + max(2, m // 4)
-    adam, product = 4 * 4 * student * d * h, 8 * 4 * m * d * h
+    adam, product = 4 * 4 * student * d * h, 4 * 4 * m * d * h
     ring = 2 * (GPUS - 1) / GPUS
-    example = TOKENS * (8 * 3 * d + 8 + TOKENS)
+    example = TOKENS * (8 * 3 * d + 8 + TOKENS + 4 * (2 * d + m * (4 * h + TOKENS)))
     return {
         "adam_bytes": adam,
         "adam_moved": ring * adam,
@@ -159,7 +161,7 @@ def on_paper(m: int, d: int, h: int) -> Record:
         "product_seconds": ring * product / LINK,
         "examples_held": ON_PAPER // GPUS * example,
         "examples_alone": ON_PAPER * example,
-        "state_held": max(4 * adam, 6 * product),
+        "state_held": max(4 * adam, 5 * product + 3 * 2 * product),
         "workspace": WORKSPACE,
     }
 
@@ -219,7 +221,7 @@ def paper(records: list[Record]) -> str:
         "adam_bytes": "summed in an Adam step (factors, single precision)",
         "adam_moved": "moved in and out of each GPU for it",
         "adam_seconds": "time of that at 50 GB/s",
-        "product_bytes": "summed in a product of conjugate gradients (double)",
+        "product_bytes": "summed in a product of conjugate gradients (single precision)",
         "product_moved": "moved in and out of each GPU for it",
         "product_seconds": "time of that at 50 GB/s",
         "examples_alone": f"all {ON_PAPER:,} examples of {TOKENS} tokens",

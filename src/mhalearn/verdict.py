@@ -26,6 +26,8 @@ _NEAR = 1e3
 _NEARLY = 1e-2
 # All examples are as exact as some of them up to this factor.
 _AS_EXACT = 3.0
+# The floor of exact residuals allows this many times what rounding alone makes.
+_ROUNDING = 48.0
 # Noise makes no example worse than the median by this factor; a corrupted label may.
 _ALIKE = 10.0
 
@@ -206,10 +208,12 @@ def contradiction(layer: AttentionLayer, part: Examples, examples: Examples) -> 
     error = f"relative squared error {every.root_relative**2:.2g}"
     if known.exact:
         # Not only exact, but as exact: a working set at rounding allows the others no more.
-        level = max(known.root_relative, every.unit / 3)
+        level = max(known.root_relative, every.floor / _ROUNDING)
         if every.exact and every.root_relative <= _AS_EXACT * level:
             return None
-        bar = min(max(THRESHOLD, 2 * every.floor), _ALIKE * level)
+        bar = max(THRESHOLD, 2 * every.floor)
+        if not np.any(every.relative > bar):
+            bar = _AS_EXACT * level
         wrong = int(np.sum(every.relative > bar))
         return (
             f"{part.n} random examples are explained exactly, all {examples.n} are not "
