@@ -652,20 +652,30 @@ def test_killed_at_twenty_moments_it_ends_at_the_same_layer(method, make, enviro
     seconds = time.monotonic() - began
     whole = Journal.open(tmp_path / "checkpoint.safetensors", {}, SEEN, resume=True)
 
+    def same():
+        pair = (load_layer(tmp_path / f"{name}.safetensors") for name in ("whole", "layer"))
+        return mha.compare(*pair).max_error <= 1e-12
+
     rng = np.random.default_rng(0)
     records, kills = 0, 0
     while kills < KILLS:
         process = begin("layer.safetensors", path)
         before = path.stat().st_mtime_ns if path.exists() else None
         if kills % 2:  # after it has written, else at any moment of its first seconds
-            while not path.exists() or path.stat().st_mtime_ns == before:
-                assert process.poll() is None, "it ended before it could be killed often enough"
+            while process.poll() is None and (
+                not path.exists() or path.stat().st_mtime_ns == before
+            ):
                 time.sleep(0.005)
             time.sleep(rng.uniform(0, 0.05 if method == "sculpt" else seconds / KILLS))
         else:
             time.sleep(rng.uniform(0, min(6.0, seconds / 3)))
         process.kill()
-        assert process.wait() == -signal.SIGKILL
+        if process.wait() == code:  # it came to its end between two kills: another run
+            assert same()
+            path.unlink()
+            records = 0
+            continue
+        assert process.returncode == -signal.SIGKILL
         kills += 1
         left = [name for name in os.listdir(folder) if name != path.name]
         assert len(left) <= 1  # of the write it was killed in, removed by the next process
@@ -676,9 +686,8 @@ def test_killed_at_twenty_moments_it_ends_at_the_same_layer(method, make, enviro
             records = found.records
             if found.best is not None:
                 assert np.isfinite(load_layer(path).theta).all()
-    assert 0 < records < whole.records
+    assert records <= whole.records
     assert begin("layer.safetensors", path).wait(timeout=900) == code
     assert os.listdir(folder) == [path.name]
     assert Journal.open(path, {}, SEEN, resume=True).records == whole.records
-    one, other = (load_layer(tmp_path / f"{name}.safetensors") for name in ("whole", "layer"))
-    assert mha.compare(one, other).max_error <= 1e-12
+    assert same()
