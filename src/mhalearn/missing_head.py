@@ -31,8 +31,8 @@ def one_more_head(
     """Share of the held-out error that one more head removes; 0 if the gain is not significant.
 
     The head is added to the layer and all of it descends, of many narrow heads only the new one;
-    examples are paired, and a gain counts at four standard errors, or where it removes half of the error. None where the examples could
-    not determine one more head.
+    examples are paired, and a gain counts at four standard errors, or where it removes half of the
+    error. None where the examples could not determine one more head.
     """
     bias, more = layer.out_bias is not None, layer.n_heads + 1
     narrow = is_narrow(more, layer.d, head_dim)
