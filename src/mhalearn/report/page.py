@@ -226,8 +226,8 @@ def _certainties(certificate: Certificate | None, match: Match | None) -> list[s
     facts.append(certificate.statement)
     if certificate.null_dimension is None:
         facts.append(
-            "The layer is too large for the spectrum that would show whether other layers nearby "
-            "fit as well."
+            "The layer is too large for its spectrum, and a random change of its parameters did "
+            "not show that no other layer nearby fits as well."
         )
     elif certificate.null_dimension == 0:
         facts.append(
