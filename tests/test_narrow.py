@@ -1,6 +1,7 @@
 """Many narrow heads, by their factors."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import narrow_layer
@@ -8,7 +9,15 @@ from oracles import narrow_layer
 from mhalearn import AttentionRegressor, compare, narrow, sample_inputs
 from mhalearn.attention import Chunk, in_float64
 from mhalearn.examples import Examples
-from mhalearn.narrow import NarrowHeads, apply_heads, is_narrow, polish_heads, to_heads, to_layer
+from mhalearn.narrow import (
+    NarrowHeads,
+    apply_heads,
+    is_narrow,
+    merge_heads,
+    polish_heads,
+    to_heads,
+    to_layer,
+)
 from mhalearn.newton import many
 from mhalearn.newton.many import guess_heads, learn_many
 from mhalearn.outcome import Outcome, Trace
@@ -128,7 +137,7 @@ def test_too_few_examples_are_called_that(n):
 
 def test_a_student_that_diverges_is_a_numerical_outcome(monkeypatch):
     def diverge(heads, *_, **__):
-        return NarrowHeads(*(np.full(part.shape, np.nan) for part in heads))
+        return NarrowHeads(*(np.full(part.shape, np.nan) for part in heads)), np.nan
 
     monkeypatch.setattr(many, "fade", diverge)
     learner = AttentionRegressor(8, head_dim=H).fit(examples_of(narrow_layer(8), 300))
@@ -140,6 +149,31 @@ def test_surplus_heads_beyond_those_asked_for_are_dropped_with_their_vectors():
     problem = make_problem(examples_of(layer, 300), 2, bias=True, causal=False, narrow=True)
     learned = learn_many(problem, problem, Trace(), n_heads=2, head_dim=4, seed=0, attempt=0)
     assert learned.n_heads == 2
+
+
+@in_float64
+def test_copies_on_their_way_to_one_head_are_merged_into_their_mean():
+    layer = narrow_layer(3, 32, 4)
+    problem = make_problem(examples_of(layer, 50), 3, bias=False, causal=False, narrow=True)
+    heads = to_heads(layer, problem, 4)
+    rng = np.random.default_rng(0)
+    off = 0.1 * rng.normal(size=heads.query[:1].shape) * np.std(heads.query[0])
+    # One head is there twice, off to either side by shares that cancel; one is nothing.
+    split = NarrowHeads(
+        *(
+            jnp.concatenate(parts)
+            for parts in (
+                (heads.query[:1] + off, heads.query[:1] - off / 3, heads.query[1:], off),
+                (heads.key[:1], heads.key, heads.key[:1]),
+                (heads.value[:1], heads.value, heads.value[:1]),
+                (heads.out[:1] / 4, heads.out[:1] * 0.75, heads.out[1:], 0 * heads.out[:1]),
+            )
+        ),
+        heads.bias,
+    )
+    assert len(merge_heads(split, 0.0, 0.01).query) == 4
+    merged = merge_heads(split, 0.4, 0.01)
+    assert compare(to_layer(merged, problem), layer).max_error < 1e-12
 
 
 def test_a_checkpoint_is_polished_before_anything_else(tmp_path):

@@ -140,28 +140,52 @@ def has_full_rank(heads: NarrowHeads, layer: AttentionLayer, problem: Problem) -
 
 
 @in_float64
-def merge_heads(heads: NarrowHeads, tolerance: float, most: int | None = None) -> NarrowHeads:
+def merge_heads(
+    heads: NarrowHeads, alike: float, small: float, most: int | None = None
+) -> NarrowHeads:
     """The canonical form by factors, which come out balanced; at most so many of the largest heads.
 
-    Cost: O(m^2 d h^2): no matrix of d x d is made. W of merged heads is cut to rank h.
+    Thetas are one head's if they differ by less than `alike` of the larger, or by less than `small`
+    of the largest of all: it gets their mean, by their shares in the sum of W, which to first
+    order changes no output. Heads with a W below `small` of the largest are dropped.
+    Cost: O(m^2 d h^2): no matrix of d x d is made. What is merged is cut to rank h.
     """
     query, key, value, out, bias = (np.asarray(part, np.float64) for part in heads)
     key, value_t = key.swapaxes(1, 2), value.swapaxes(1, 2)
     theta = _inner_products(query.swapaxes(1, 2), key)
+    w = _inner_products(value_t, out)
     squares = np.diag(theta)
     apart = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * theta, 0.0))
-    sizes = np.sqrt(np.diag(_inner_products(value_t, out)))
+    near = np.sqrt(np.maximum(squares[:, None], squares[None, :]))
+    near = np.maximum(alike * near, small * near.max())
+    sizes = np.sqrt(np.diag(w))
     merged = []
-    for group in group_heads(apart, sizes, tolerance * np.sqrt(squares.max())):
+    for group in group_heads(apart / near, sizes, 1.0):
+        shares = w[np.ix_(group, group)].sum(axis=1)
+        shares = shares / shares.sum() if shares.sum() > 0 else shares
+        mean = np.concatenate(shares[:, None, None] * query[group], axis=1)
+        attention = _balanced(mean, np.concatenate(key[group]))
         summed = _balanced(np.concatenate(value_t[group]).T, np.concatenate(out[group]))
         width = out.shape[1]
-        attention = _balanced(query[group[0]], key[group[0]])
-        merged.append((*attention, summed[0][:, :width], summed[1][:width]))
+        merged.append(tuple(f for a, b in (attention, summed) for f in (a[:, :width], b[:width])))
     norms = np.array([np.sqrt(np.sum((v.T @ v) * (o @ o.T))) for _, _, v, o in merged])
-    order = [g for g in np.argsort(-norms, kind="stable") if norms[g] > tolerance * sizes.max()]
+    order = [g for g in np.argsort(-norms, kind="stable") if norms[g] > small * sizes.max()]
     chosen = [merged[g] for g in (order or [0])[:most]]
     a, b, c, o = (np.stack(parts) for parts in zip(*chosen, strict=True))
-    return NarrowHeads(*map(jnp.asarray, (a, b.swapaxes(1, 2), c, o, bias)))
+    return NarrowHeads(*_placed(a, b.swapaxes(1, 2), c, o, bias))
+
+
+@in_float64
+def with_zeros(heads: NarrowHeads, count: int) -> NarrowHeads:
+    """As many heads, those that are missing zero: they change nothing, and no slope moves them."""
+    missing = ((0, count - len(heads.query)), (0, 0), (0, 0))
+    wider = [np.pad(np.asarray(part), missing) for part in heads[:4]]
+    return NarrowHeads(*_placed(*wider, heads.bias))
+
+
+def _placed(*arrays: Any) -> list[Array]:
+    """On the device. `jnp.asarray` would compile a program for every new shape."""
+    return [jax.device_put(array) for array in arrays]
 
 
 def _inner_products(left: Float64, right: Float64) -> Float64:
@@ -182,31 +206,64 @@ def _balanced(left: Float64, right: Float64) -> tuple[Float64, Float64]:
 
 @in_float64
 def polish_heads(
-    heads: NarrowHeads, problem: Problem, trace: Trace, *, stage: str, max_steps: int = 60
+    heads: NarrowHeads,
+    problem: Problem,
+    trace: Trace,
+    *,
+    stage: str,
+    max_steps: int = 60,
+    whole: Problem | None = None,
 ) -> tuple[NarrowHeads, float]:
     """Descend by damped Gauss-Newton steps until nothing improves; the factors and their loss.
 
-    Steps are solved for in single precision until one gains little, then in double.
+    Steps are solved for in single precision until one gains little, then in double. Where the
+    examples of `problem` say too little to solve for steps, those of `whole` take over.
     Cost: some hundred forward passes over the examples a step. Memory: as much again as they take.
     Trust: a stationary point of the training loss, to rounding. Not a certificate.
     """
-    data, energy = problem.data, jnp.asarray(problem.energy)
     loss, damping, idle, single = np.inf, 1.0, 0, True
     for step in range(max_steps):
-        trial, *losses = known(
-            _gauss_newton(heads, data, energy, jnp.asarray(damping), problem.devices, single=single)
+        made = known(
+            _gauss_newton(
+                heads,
+                problem.data,
+                jnp.asarray(problem.energy),
+                jnp.asarray(damping),
+                problem.devices,
+                single=single,
+            )
         )
-        loss, after = map(float, losses)
-        damping = max(damping * (0.1 if after < loss else 10.0), 1e-12)
+        loss, after, promised = map(float, (made.loss, made.after, made.promised))
+        damping = max(damping * _redamped(loss - after, promised), 1e-12)
         idle = 0 if after < 0.9 * loss else idle + 1
         if single and (idle == 4 or _LITTLE * loss < after < _NEAR):
             single, idle = False, 0
         if after < loss:
-            heads, loss = trial, after
+            heads, loss = made.heads, after
         trace.emit(stage, step, loss)
+        if whole is not None and whole.rows > problem.rows and not made.solved:
+            problem, single, idle = whole, True, 0
         if loss < ROUNDING or idle == 4 or trace.expired:
             break
     return heads, loss
+
+
+class Stepped(NamedTuple):
+    """Heads one step on, and what it did to the relative loss."""
+
+    heads: NarrowHeads
+    loss: Float[Array, ""]
+    after: Float[Array, ""]
+    promised: Float[Array, ""]  # the gain, by the model that was solved
+    solved: Array  # whether it was, to the tolerance asked for
+
+
+def _redamped(gained: float, promised: float) -> float:
+    """What the damping is multiplied by: only a model that keeps its promise is trusted further."""
+    if not gained > 0:
+        return 10.0
+    kept = gained / promised if promised > 0 else 0.0
+    return 0.1 if kept > 0.75 else 0.5 if kept > 0.5 else 1.0 if kept > 0.25 else 3.0
 
 
 @partial(compiled, static_argnames=("single", "devices"))
@@ -218,8 +275,7 @@ def _gauss_newton(
     devices: int = 1,
     *,
     single: bool,
-) -> tuple[NarrowHeads, Array, Array]:
-    """Heads one step on, and the relative loss before and after it."""
+) -> Stepped:
 
     def slope(chunk: Chunk) -> tuple[NarrowHeads, Array]:
         outputs, pull = jax.vjp(partial(apply_heads, chunk=chunk), heads)
@@ -230,13 +286,17 @@ def _gauss_newton(
     level = jnp.sqrt(jnp.minimum(1.0, wrong / energy))
     tolerance = jnp.clip(level, _TIGHTEST_SINGLE if single else _TIGHTEST, _LOOSEST)
     damping = damping * level * _DAMPING * energy
-    step = _solve(heads, data, downhill, damping, tolerance, single=single, devices=devices)
+    step, solved = _solve(heads, data, downhill, damping, tolerance, single=single, devices=devices)
     trial = jax.tree.map(jnp.add, heads, step)
 
     def squared(chunk: Chunk) -> Array:
         return jnp.sum((chunk.labels - apply_heads(trial, chunk)) ** 2)
 
-    return trial, wrong / energy, total(squared, data, devices) / energy
+    # Conjugate gradients from zero leave a residual at right angles to the step.
+    moved, sloping = ravel_pytree(step)[0], ravel_pytree(downhill)[0]
+    promised = jnp.vdot(moved, sloping) + damping * jnp.vdot(moved, moved)
+    after = total(squared, data, devices)
+    return Stepped(trial, wrong / energy, after / energy, promised / energy, solved)
 
 
 def _solve(
@@ -248,8 +308,8 @@ def _solve(
     *,
     single: bool,
     devices: int,
-) -> NarrowHeads:
-    """(J^T J + damping) step = right, by conjugate gradients."""
+) -> tuple[NarrowHeads, Array]:
+    """(J^T J + damping) step = right, by conjugate gradients; and whether they arrived."""
     flat, unflatten = ravel_pytree(right)
     if single:  # labels are not needed: their precision stays
         heads, data = in_single(heads), in_single(data)
@@ -259,14 +319,14 @@ def _solve(
 
     with jax.default_matmul_precision("highest"):
         product = curvature(heads, data, devices)
-        solved = conjugate_gradients(
+        found = conjugate_gradients(
             lambda step: product(step) + damping.astype(kind) * step,
             lambda v: v,
             scaled,
             tolerance.astype(kind),
             _CG_STEPS,
         )
-    return unflatten(size * solved.step.astype(flat.dtype))
+    return unflatten(size * found.step.astype(flat.dtype)), jnp.isnan(found.lengths[-1])
 
 
 def curvature(heads: NarrowHeads, data: Chunk, devices: int = 1) -> Callable[[Array], Array]:

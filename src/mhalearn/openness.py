@@ -37,8 +37,8 @@ from mhalearn.problem import Problem, make_problem
 # A share of a random change that is rounding. One open direction among a million shows a share of
 # a thousandth, and less than this with probability 1e-5.
 CLOSED = 1e-8
-# Times the counting limit of examples that are looked at.
-_ENOUGH = 8.0
+# Times the counting limit of examples that are looked at; and where they say too little, at most.
+_ENOUGH, _MOST = 8.0, 32.0
 # Conjugate gradients in single precision, repeated on what they leave.
 _TOLERANCE, _CG_STEPS, _ROUNDS = 1e-4, 500, 8
 # The smallest singular value may be this much smaller than what was found.
@@ -72,11 +72,12 @@ def measure_openness(
     """
     bias = layer.out_bias is not None or layer.key_vector is not None
     rng = np.random.default_rng([seed, 0x09E4])
+    order = rng.permutation(examples.n)
 
-    def prepare(rank: int | None) -> tuple[Problem, int]:
+    def prepare(rank: int | None, enough: float = _ENOUGH) -> tuple[Problem, int]:
         limit = examples.counting_limit(layer.n_heads, bias, rank)
-        count = min(examples.n, int(np.ceil(_ENOUGH * limit)))
-        part = examples.subset(np.sort(rng.choice(examples.n, count, replace=False)))
+        count = int(min(examples.n, np.ceil(enough * limit)))
+        part = examples.subset(np.sort(order[:count]))
         made = partial(make_problem, part, layer.n_heads, bias=bias, causal=layer.causal)
         return made(narrow=rank is not None), count
 
@@ -93,7 +94,7 @@ def measure_openness(
     u = jnp.asarray(rng.standard_normal(flat.size))
     changes = partial(_changes_of_heads if narrow else _changes_of_matrices, at)
     whole = changes(unflatten(u))
-    left, unseen, weakest = u, 1.0, np.inf
+    left, unseen, weakest, asked_more = u, 1.0, np.inf, False
     for _ in range(_ROUNDS):
         found = _answer(at, problem.data, left, narrow=narrow, devices=problem.devices)
         step, *coefficients = known(found)
@@ -105,7 +106,13 @@ def measure_openness(
             changes(unflatten(left)), whole, out=np.ones_like(whole), where=whole > 0
         )
         before, unseen = unseen, float(np.max(shares))
-        if unseen < CLOSED or not unseen < before / 2:
+        if unseen < CLOSED:
+            break
+        if np.isfinite(lengths[-1]) and not asked_more:
+            # Too badly conditioned to solve: ask more. All that was seen they see.
+            problem, count = prepare(head_dim if narrow else None, _MOST)
+            asked_more, weakest = True, np.inf
+        elif not unseen < before / 2:
             break
     if not (unseen < CLOSED and weakest > 0):
         return Openness(unseen, np.inf, count)

@@ -28,6 +28,7 @@ from mhalearn.narrow import (
     polish_heads,
     to_heads,
     to_layer,
+    with_zeros,
 )
 from mhalearn.newton.choice import Choice, split_for_choice
 from mhalearn.outcome import Outcome, Solution, Trace
@@ -36,14 +37,21 @@ from mhalearn.problem import Problem, make_problem
 _STREAM = 0x3A27
 # Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much.
 _RATE, _FADING, _FADED = 0.06, 0.6, 1e-2
-_STEPS, _BLOCK = 2000, 100
+_BLOCK = 100
+# Steps for so many features; more features need as many times more.
+_STEPS, _WIDTH = 2000, 384
 # Up to this many times the counting limit of examples, a penalty that fades so many times slower
 # finds heads that are else lost among surplus ones.
 _SCARCE, _PATIENCE = 12.0, 4
 # Examples a step; more keep an accelerator busy.
 _BATCH_CPU, _BATCH = 128, 1024
-# Heads closer than this, relative to their size, were meant to be one; smaller ones to be none.
-_MERGED = 0.05
+# Heads closer than this are the same, and smaller ones are none, against the largest of all. Heads
+# closer than the second, against their own size, learn the same one and are yet to meet.
+_SAME, _ALIKE = 0.05, 0.4
+# Steps, and their rate over Adam's first, in which heads that were merged settle.
+_SETTLING, _SLOWER = 0.4, 0.3
+# A student that leaves more than this share of the labels is hardly worth polish.
+_PROMISING = 1e-2
 _ADAM = optax.scale_by_adam()
 
 
@@ -92,7 +100,8 @@ def learn_narrow(
         given, _ = polish_heads(to_heads(start, problem, head_dim), part, trace, stage="resumed")
         choice.offer(to_layer(given, problem))
     journal = trace.journal
-    steps = _STEPS if fit.n >= _SCARCE * limit else _PATIENCE * _STEPS
+    steps = _STEPS * max(1.0, examples.d / _WIDTH)
+    steps *= 1 if fit.n >= _SCARCE * limit else _PATIENCE
     for attempt in range(_ATTEMPTS):
         name = f"attempt {attempt + 1}"
         if journal.recall(name) is not None:
@@ -108,7 +117,7 @@ def learn_narrow(
                 head_dim=head_dim,
                 seed=seed,
                 attempt=attempt,
-                steps=steps * (attempt + 1),
+                steps=round(steps / _BLOCK) * _BLOCK * (attempt + 1),
             )
             if layer is not None:
                 choice.offer(layer)
@@ -142,12 +151,21 @@ def learn_many(
     rng = np.random.default_rng([seed, _STREAM, attempt])
     heads = random_heads(problem, student, head_dim, rng)
     stage = f"attempt {attempt + 1}"
-    heads = fade(heads, problem, trace, steps, rng, stage=stage)
+    heads, loss = fade(heads, problem, trace, steps, rng, stage=stage)
     if not all(np.isfinite(part).all() for part in heads):
         return None
-    heads = merge_heads(heads, _MERGED, most=n_heads)
+    distinct = len(merge_heads(heads, 0.0, _SAME).query)
+    heads = merge_heads(heads, _ALIKE, _SAME, most=n_heads)
     trace.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
-    heads, _ = polish_heads(heads, part, trace, stage=f"{stage}, polish")
+    if loss > _PROMISING:
+        return to_layer(heads, problem)
+    if len(heads.query) < distinct:
+        # Heads of zeros stay as they are, and keep the program one and the same.
+        heads = with_zeros(heads, student)
+        name = f"{stage}, settle"
+        heads, _ = fade(heads, problem, trace, round(_SETTLING * steps), rng, stage=name, last=True)
+        heads = merge_heads(heads, _ALIKE, _SAME, most=n_heads)
+    heads, _ = polish_heads(heads, part, trace, stage=f"{stage}, polish", whole=problem)
     return to_layer(heads, problem)
 
 
@@ -184,31 +202,34 @@ def fade(
     rng: np.random.Generator,
     *,
     stage: str,
-) -> NarrowHeads:
-    """Adam in single precision on random examples, while the penalty fades.
+    last: bool = False,
+) -> tuple[NarrowHeads, float]:
+    """Adam in single precision on random examples, while the penalty fades; or, last, without it.
 
-    Over many devices each draws from its own examples, and a batch has as many of each.
+    Returns the loss on the last of them too. Over many devices each draws from its own examples,
+    and a batch has as many of each.
     """
     data, there = _drawable(problem)
     heads = in_single(heads)
     batch = min(sum(map(len, there)), _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH)
-    first = _critical_penalty(problem)
+    first = 0.0 if last else _critical_penalty(problem)
+    top = _RATE / problem.d**0.5 * (_SLOWER if last else 1.0)
     walk = Walk(heads, _ADAM.init(heads), jnp.ones(()))
     mean_square = jnp.float32(problem.energy / problem.rows)
     start = (0, walk, generator_words(rng))
-    first_step, walk, words = trace.journal.recall("fade", like=start) or start
+    first_step, walk, words = trace.journal.recall(stage, like=start) or start
     rng = generator_from(words)
     for begun in range(first_step, steps, _BLOCK):
         progress = np.arange(begun, begun + _BLOCK) / steps
         penalty = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
-        rate = _RATE / problem.d**0.5 * 0.5 * (1 + np.cos(np.pi * progress))
+        rate = top * 0.5 * (1 + np.cos(np.pi * progress))
         chosen = _draw(there, batch, rng)
         walk = known(_advance(walk, data, mean_square, *map(jnp.asarray, (chosen, penalty, rate))))
-        trace.journal.record("fade", (begun + _BLOCK, walk, generator_words(rng)))
+        trace.journal.record(stage, (begun + _BLOCK, walk, generator_words(rng)))
         trace.emit(stage, begun + _BLOCK, float(walk.loss))
         if trace.expired:
             break
-    return walk.heads
+    return walk.heads, float(walk.loss)
 
 
 def _drawable(problem: Problem) -> tuple[Chunk, list[NDArray[np.int64]]]:
