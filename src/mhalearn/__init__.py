@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mhalearn.certificate import Certificate, certify
     from mhalearn.estimator import AttentionRegressor
     from mhalearn.examples import Examples, load_examples
+    from mhalearn.hardness import hard_layer
     from mhalearn.inputs import sample_inputs
     from mhalearn.interop import from_huggingface, from_torch, to_torch
     from mhalearn.jacobian import check_jacobian
@@ -41,6 +42,7 @@ _HOMES = {
     "compare": "matching",
     "from_huggingface": "interop",
     "from_torch": "interop",
+    "hard_layer": "hardness",
     "load_examples": "examples",
     "load_layer": "layer",
     "random_layer": "teachers",
@@ -64,6 +66,7 @@ __all__ = [
     "compare",
     "from_huggingface",
     "from_torch",
+    "hard_layer",
     "load_examples",
     "load_layer",
     "random_layer",

@@ -27,6 +27,7 @@ class Stream(enum.IntEnum):
     INPUTS = 1
     TEACHER = 2
     NOISE = 3
+    SECRET = 4
 
 
 def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:

@@ -1,0 +1,193 @@
+"""hard: layers that no efficient learner should learn, and what learning them costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mhalearn.cli.cache import use_compilation_cache
+from mhalearn.cli.ending import Exit, guarded
+from mhalearn.cli.generate import draw
+from mhalearn.cli.options import Folder, Json, Seed, make_folder
+from mhalearn.cli.output import print_facts, print_json, print_table, strict
+
+commands = typer.Typer()
+hard = typer.Typer(
+    no_args_is_help=True, help="Make layers that are hard to learn; see what they cost."
+)
+commands.add_typer(hard, name="hard")
+
+Heads = Annotated[int, typer.Option(min=2, help="Heads, an even number.")]
+Dim = Annotated[int, typer.Option(min=2, help="Features of a token.")]
+Count = Annotated[int, typer.Option(min=1, help="Examples to draw.")]
+Sharpness = Annotated[float, typer.Option(help="How near the layer is to its closed form.")]
+Mix = Annotated[float, typer.Option(min=0, max=1, help="0 is hard, 1 a random layer.")]
+Noise = Annotated[
+    float, typer.Option(min=0, help="Label noise, relative to the labels' root mean square.")
+]
+
+
+@hard.command(epilog="Example:\n\n  mhalearn hard parity --heads 4 --dim 16 --out secret")
+@guarded
+def parity(
+    out: Folder,
+    heads: Heads = 4,
+    dim: Dim = 16,
+    examples: Count = 1000,
+    sharpness: Sharpness = 8.0,
+    mix: Mix = 0.0,
+    noise: Noise = 0.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> int:
+    """A layer whose heads carry a parity of as many secret bits.
+
+    Writes layer.safetensors, secret.safetensors and examples.safetensors.
+    """
+    recipe = {"n_heads": heads, "d": dim, "seed": seed, "sharpness": sharpness, "mix": mix}
+    return _write("parity", recipe, out, examples, noise, as_json)
+
+
+@hard.command(epilog="Example:\n\n  mhalearn hard rounding --heads 4 --dim 16 --out secret")
+@guarded
+def rounding(
+    out: Folder,
+    heads: Heads = 4,
+    dim: Dim = 16,
+    modulus: Annotated[
+        int | None, typer.Option(min=2, help="Of the inner product, even; 8 unless given.")
+    ] = None,
+    examples: Count = 1000,
+    sharpness: Sharpness = 8.0,
+    mix: Mix = 0.0,
+    noise: Noise = 0.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> int:
+    """A layer whose label rounds a secret inner product modulo an integer.
+
+    Writes layer.safetensors, secret.safetensors and examples.safetensors.
+    """
+    recipe = {"n_heads": heads, "d": dim, "seed": seed, "sharpness": sharpness, "mix": mix}
+    return _write("rounding", recipe | {"modulus": modulus}, out, examples, noise, as_json)
+
+
+@hard.command(
+    epilog="Example:\n\n"
+    "  mhalearn hard curve --heads 2,4 --dims 8 --secrets 3 --budget 5\n\n"
+    "The full study of the documentation takes an hour: benchmarks/hard_curve.py."
+)
+@guarded
+def curve(
+    heads: Annotated[str, typer.Option(help="Numbers of heads, between commas.")] = "2,4,6",
+    dims: Annotated[str, typer.Option(help="Features of a token, between commas.")] = "8",
+    methods: Annotated[str, typer.Option(help="Learners, between commas.")] = "newton,adam",
+    secrets: Annotated[int, typer.Option(min=1, help="Secrets for each shape.")] = 3,
+    budget: Annotated[float, typer.Option(min=0.1, help="Seconds for each fit.")] = 5.0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the records as JSON.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """What parities of ever more bits cost each learner, beside random layers of the same shape."""
+    from dataclasses import asdict
+
+    from mhalearn import storage
+    from mhalearn.hardness.curve import LEARNERS, Cell, growth, measure_cost, record_of, summarise
+
+    counts, widths = _integers("--heads", heads), _integers("--dims", dims)
+    learners = methods.split(",")
+    for name in learners:
+        if name not in LEARNERS:
+            raise ValueError(f"--methods {name}: choose among {', '.join(LEARNERS)}")
+    for m in counts:
+        if m < 2 or m % 2 or m + 1 > min(widths):
+            raise ValueError(f"--heads {m}: give even numbers below --dims, such as 2,4,6")
+    if out is not None:
+        storage.check_writable(out)
+    use_compilation_cache()
+    cells = [
+        Cell(family, m, d, method)
+        for family in ("parity", "generic")
+        for d in widths
+        for method in learners
+        for m in counts
+    ]
+    records = [
+        record_of(cell, budget, measure_cost(cell, seed, budget))
+        for cell in cells
+        for seed in range(secrets)
+    ]
+    lines = summarise(records)
+    rates = growth(lines)
+    facts = strict({"runs": records, "growth": [asdict(rate) for rate in rates]})
+    if out is not None:
+        text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
+        storage.write_atomically(out, text.encode())
+    if as_json:
+        print_json(facts)
+        return Exit.DONE
+    print_table(
+        ("family", "heads", "dim", "learner", "learned", "seconds a success"),
+        [
+            (
+                line.cell.family,
+                str(line.cell.n_heads),
+                str(line.cell.d),
+                line.cell.method,
+                f"{line.learned}/{line.secrets}",
+                f"{'> ' * line.at_least}{line.seconds:.1f}",
+            )
+            for line in lines
+        ],
+    )
+    print_facts(
+        {
+            f"{rate.family}, {rate.method}, d = {rate.d}": "seconds grow "
+            f"{'more than ' * rate.at_least}{rate.factor:.1f} times with each head"
+            for rate in rates
+        }
+    )
+    return Exit.DONE
+
+
+def _integers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{option} {text}: give integers between commas, such as 2,4,6") from None
+
+
+def _write(
+    family: str, recipe: dict[str, Any], out: Path, n: int, noise: float, as_json: bool
+) -> int:
+    import mhalearn as mha
+
+    layer, secret = mha.hard_layer(family, **recipe)
+    drawn = draw(layer, "boolean", n, 2, recipe["seed"], noise)
+    names = ("layer.safetensors", "secret.safetensors", "examples.safetensors")
+    paths = make_folder(out, *names)
+    layer.save(paths["layer"])
+    secret.save(paths["secret"])
+    drawn.save(paths["examples"])
+    if as_json:
+        print_json(
+            {
+                "weights": secret.weights,
+                "examples": n,
+                "files": {name: str(path) for name, path in paths.items()},
+            }
+        )
+    else:
+        print_facts(
+            {
+                "layer": f"{layer.n_heads} heads, d = {layer.d}, two tokens: {paths['layer']}",
+                "secret": f"{secret.weights.tolist()}: {paths['secret']}",
+                "examples": f"{n}: {paths['examples']}",
+                "next": f"mhalearn learn {paths['examples']} --heads {layer.n_heads}",
+            }
+        )
+    return Exit.DONE

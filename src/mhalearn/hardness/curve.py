@@ -1,0 +1,171 @@
+"""What it costs to learn hard layers, beside generic ones of the same shape.
+
+A learner is given ever more examples and a budget of seconds for each fit. Two-token layers have
+exact twins, so success is judged by the function on fresh inputs, and by whether it tells the
+secret. Where a budget ran out, the cost is only known to be larger.
+"""
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from mhalearn.estimator import AttentionRegressor
+from mhalearn.examples import Examples
+from mhalearn.hardness.families import Secret, hard_layer
+from mhalearn.inputs import sample_inputs
+from mhalearn.layer import AttentionLayer
+from mhalearn.teachers import random_layer
+
+LEARNERS = ("newton", "sculpt", "adam", "lbfgs")
+# Relative squared error on fresh inputs that counts as learned; not to know the secret makes 1/2.
+LEARNED = 0.01
+# Times the counting limit of examples that are tried, one after the other.
+RATIOS = (16.0, 128.0)
+_FRESH = 2000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the study: a family ("parity", "rounding" or "generic"), a shape, a learner."""
+
+    family: str
+    n_heads: int
+    d: int
+    method: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one secret cost. examples: in the last fit; seconds: of all; censored: not learned."""
+
+    seed: int
+    learned: bool
+    knows_secret: bool | None  # None for generic layers, which have none
+    examples: int
+    seconds: float
+    relative_mse: float
+    outcome: str
+
+
+def teacher(
+    family: str, n_heads: int, d: int, seed: int, **options: Any
+) -> tuple[AttentionLayer, Secret | None]:
+    if family == "generic":
+        return random_layer(n_heads, d, seed=seed), None
+    return hard_layer(family, n_heads=n_heads, d=d, seed=seed, **options)
+
+
+def measure_cost(
+    cell: Cell, seed: int, budget: float, ratios: Iterable[float] = RATIOS, **options: Any
+) -> Cost:
+    """Give the learner ever more examples until it learns the layer of this seed."""
+    layer, secret = teacher(cell.family, cell.n_heads, cell.d, seed, **options)
+    fresh = sample_inputs("boolean", _FRESH, 2, cell.d, seed=20_000 + seed)
+    truth = layer(fresh)
+    seconds = 0.0
+    for ratio in ratios:
+        one = sample_inputs("boolean", 1, 2, cell.d)
+        limit = Examples(one, layer(one)).counting_limit(cell.n_heads)
+        n = math.ceil(ratio * limit)
+        x = sample_inputs("boolean", n, 2, cell.d, seed=10_000 + seed)
+        y = layer(x)
+        began = time.monotonic()
+        learner = AttentionRegressor(
+            cell.n_heads, cell.method, random_state=seed, max_seconds=budget
+        ).fit(x, y)
+        seconds += time.monotonic() - began
+        learned = learner.layer_
+        error = float(np.sum((learned(fresh) - truth) ** 2) / np.sum(truth**2))
+        told = None if secret is None else tells(learned, secret, seed)
+        done = error <= LEARNED and told is not False
+        if done:
+            break
+    return Cost(seed, done, told, n, seconds, error, learner.outcome_.name)
+
+
+def tells(layer: AttentionLayer, secret: Secret, seed: int = 0) -> bool:
+    """Whether the layer's outputs change most with just the secret's coordinates."""
+    return read_coordinates(layer, len(secret.coordinates), seed) == secret.coordinates
+
+
+def read_coordinates(layer: AttentionLayer, count: int, seed: int = 0) -> tuple[int, ...]:
+    """The coordinates, except 0, with the most influence on the outputs of both tokens."""
+    x = sample_inputs("boolean", _FRESH, 2, layer.d, seed=30_000 + seed)
+    before = layer(x)
+    influence = np.zeros(layer.d)
+    for a in range(1, layer.d):
+        flipped = x.copy()
+        flipped[:, 1, a] *= -1
+        influence[a] = np.mean((layer(flipped) - before) ** 2)
+    return tuple(sorted(np.argsort(-influence)[:count].tolist()))
+
+
+def record_of(cell: Cell, budget: float, cost: Cost) -> dict[str, Any]:
+    return asdict(cell) | {"budget": budget} | asdict(cost)
+
+
+@dataclass(frozen=True)
+class Line:
+    """What the secrets of a cell cost together."""
+
+    cell: Cell
+    learned: int
+    secrets: int
+    seconds: float  # spent for each secret learned; with none learned, in all
+    examples: float | None  # the median of those learned
+
+    @property
+    def at_least(self) -> bool:
+        """Whether the cost is only known to be larger."""
+        return self.learned == 0
+
+
+def summarise(records: Iterable[dict[str, Any]]) -> list[Line]:
+    """One line for each cell, in the order they come."""
+    groups: dict[Cell, list[dict[str, Any]]] = {}
+    for record in records:
+        cell = Cell(record["family"], record["n_heads"], record["d"], record["method"])
+        groups.setdefault(cell, []).append(record)
+    lines = []
+    for cell, rows in groups.items():
+        done = [row for row in rows if row.get("learned")]
+        spent = sum(row.get("seconds", 0.0) for row in rows)
+        examples = float(np.median([row["examples"] for row in done])) if done else None
+        lines.append(Line(cell, len(done), len(rows), spent / max(1, len(done)), examples))
+    return lines
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How seconds a success grow with each head: by this factor, or by more."""
+
+    family: str
+    d: int
+    method: str
+    factor: float
+    at_least: bool
+
+
+def growth(lines: Iterable[Line]) -> list[Growth]:
+    """Fitted by least squares to the logarithm; a lower bound where one of the costs is one.
+
+    Nothing is said where the fewest heads already cost more than was spent.
+    """
+    groups: dict[tuple[str, int, str], list[Line]] = {}
+    for line in lines:
+        key = line.cell.family, line.cell.d, line.cell.method
+        groups.setdefault(key, []).append(line)
+    found = []
+    for (family, d, method), own in groups.items():
+        own.sort(key=lambda line: line.cell.n_heads)
+        if len(own) < 2 or own[0].at_least:
+            continue
+        heads = [line.cell.n_heads for line in own]
+        slope = float(np.polyfit(heads, np.log([line.seconds for line in own]), 1)[0])
+        bound = any(line.at_least for line in own)
+        found.append(Growth(family, d, method, math.exp(slope), bound))
+    return found

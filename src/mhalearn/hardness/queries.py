@@ -1,0 +1,90 @@
+"""Statistical queries: an oracle that answers with averages, and a learner restricted to it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mhalearn.hardness.families import Secret
+from mhalearn.layer import Float64
+
+# Queries map all inputs and labels (n, 2, d), (n, 2, e) to one number from -1 to 1 an example.
+Query = Callable[[NDArray[Any], Float64], Float64]
+
+
+@dataclass
+class QueryOracle:
+    """Answers E[query(X, Y)] up to `tolerance`, and counts.
+
+    x, y: all inputs of a small dimension (`cube`) with their labels, for exact averages; or a
+    sample, whose own error must be small against the tolerance.
+    The error is uniform in [-tolerance, tolerance], the same for the same seed.
+    """
+
+    x: NDArray[Any]
+    y: Float64
+    tolerance: float
+    seed: int = 0
+    asked: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance <= 1:
+            raise ValueError(f"tolerance={self.tolerance}: pass a number from 0 to 1")
+        self._rng = np.random.default_rng([self.seed, 0x5A])
+
+    def ask(self, query: Query) -> float:
+        values = np.asarray(query(self.x, self.y), dtype=np.float64)
+        if values.shape != (len(self.x),):
+            raise ValueError(f"the query has shape {values.shape}: return one number an example")
+        if not np.all(np.abs(values) <= 1 + 1e-9):
+            raise ValueError("the query leaves [-1, 1]: scale it down")
+        self.asked += 1
+        return float(values.mean() + self._rng.uniform(-self.tolerance, self.tolerance))
+
+
+def learn_by_queries(
+    oracle: QueryOracle, family: Secret, max_queries: int | None = None
+) -> tuple[int, ...] | None:
+    """The secret coordinates of a parity, by correlations alone; None where they hide it.
+
+    `family` gives what is public, the projection and the free part; its weights are not looked at.
+    Asks for the correlation of every entry of the label with every product of ever more bits: the
+    first that does not vanish tells. Cost: about (d - 1) binomial(d - 2, m - 1) queries for m
+    heads, after all of smaller degree.
+    """
+    d = len(family.projection)
+    for size in range(d - 1):
+        for others in combinations(range(1, d), size):
+            for entry in sorted(set(range(1, d)) - set(others)):
+                if max_queries is not None and oracle.asked >= max_queries:
+                    return None
+                found = oracle.ask(_correlation(family, entry, others))
+                if abs(found) > 1 / 8:  # the middle between none and a quarter
+                    return tuple(sorted((entry, *others)))
+    return None
+
+
+def _correlation(family: Secret, entry: int, others: tuple[int, ...]) -> Query:
+    """Half of the entry of what depends on the secret, times its token and a product of bits."""
+
+    def query(x: NDArray[Any], y: Float64) -> Float64:
+        own = np.asarray(x[:, 0], dtype=np.float64)
+        bits = own * x[:, 1]
+        hidden = (y[:, 0] - family.free_part(x)[:, 0]) @ family.projection[entry]
+        return np.clip(hidden * own[:, entry] / 2 * bits[:, list(others)].prod(axis=1), -1, 1)
+
+    return query
+
+
+def cube(d: int) -> NDArray[np.int8]:
+    """All inputs of two +-1 tokens: (4^d, 2, d), the first token's bits outermost, then b's."""
+    if not 1 <= d <= 10:
+        raise ValueError(f"d={d}: all 4^d inputs are listed up to d = 10")
+    half = ((np.arange(2**d)[:, None] >> np.arange(d)[::-1]) & 1).astype(np.int8)
+    signs = 1 - 2 * half
+    first = np.repeat(signs, 2**d, axis=0)
+    bits = np.tile(signs, (2**d, 1))
+    return np.stack([first, first * bits], axis=1)

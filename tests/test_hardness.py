@@ -1,0 +1,280 @@
+"""Hard layers: closed forms, exact correlations, attacks, and how their cost is told."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+import mhalearn as mha
+from mhalearn.cli import run
+from mhalearn.hardness import QueryOracle, hard_layer, learn_by_queries, load_secret
+from mhalearn.hardness.attacks import (
+    break_parity,
+    break_rounding_by_integers,
+    break_rounding_by_search,
+    eliminate,
+    read_bits,
+)
+from mhalearn.hardness.curve import Cell, Cost, growth, read_coordinates, record_of, summarise
+from mhalearn.hardness.dimension import by_degree, generic_dimension, parity_dimension, walsh
+from mhalearn.hardness.queries import cube
+
+FAMILIES = ("parity", "rounding")
+
+
+def inputs(n, d, seed=0):
+    return mha.sample_inputs("boolean", n, 2, d, seed=seed)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("heads", "d"), [(2, 5), (4, 9), (6, 12)])
+@pytest.mark.parametrize("sharpness", [4.0, 12.0])
+def test_the_layer_is_its_closed_form_up_to_the_sharpness(family, heads, d, sharpness):
+    layer, secret = hard_layer(family, n_heads=heads, d=d, sharpness=sharpness, seed=heads)
+    x = inputs(3000, d)
+    off = np.linalg.norm(layer(x) - secret.labels(x), axis=2)
+    size = np.linalg.norm((x[:, 1] - x[:, 0]).astype(float) @ secret.projection, axis=1)
+    assert np.all(off <= 4 * math.exp(-sharpness) * size[:, None] + 1e-12)
+    assert np.abs(secret.labels(x)).max() > 1  # there is something to be near to
+
+
+@pytest.mark.parametrize("heads", [2, 4, 6])
+def test_m_heads_carry_a_parity_of_m_bits(heads):
+    layer, secret = hard_layer("parity", n_heads=heads, d=heads + 2, sharpness=20.0)
+    assert len(secret.coordinates) == heads
+    assert 0 not in secret.coordinates
+    x = inputs(500, heads + 2)
+    b = x[:, 0] * x[:, 1]
+    chi = b[:, list(secret.coordinates)].prod(axis=1)
+    along = (x[:, 1] - x[:, 0]).astype(float) @ secret.projection
+    expected = ((b[:, 0] == -1) * (chi - 1.0))[:, None] * along
+    assert np.allclose(layer(x)[:, 0], expected, atol=1e-6)
+    assert np.allclose(layer(x)[:, 1], -expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("modulus", [2, 4, 8, 12])
+def test_the_rounding_label_is_the_square_wave_of_the_secret_inner_product(modulus):
+    layer, secret = hard_layer("rounding", n_heads=4, d=9, modulus=modulus, sharpness=20.0)
+    x = inputs(2000, 9)
+    h = ((x[:, 0] * x[:, 1]) < 0) @ secret.weights
+    wave = np.where((h % modulus) < modulus // 2, 1, -1)  # periodic everywhere: no cap is met
+    assert np.array_equal(secret.signs(x), wave)
+    assert np.abs(layer(x) - secret.labels(x)).max() < 1e-6
+    assert secret.weights[0] == 0
+    assert 0 < secret.weights.sum() <= 5 * modulus // 2 - 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_conditions_that_are_violated_are_named(family):
+    layer, _ = hard_layer(family, n_heads=4, d=12)
+    broken = {item.name for item in mha.check_nondegeneracy(layer, k=2).items if not item.ok}
+    assert {"size of the sum of W", "effective rank of Theta", "density of Theta"} <= broken
+    generic = {
+        item.name
+        for item in mha.check_nondegeneracy(mha.random_layer(4, 12), k=2).items
+        if not item.ok
+    }
+    assert not broken & generic
+
+
+def test_without_the_secret_half_of_the_energy_is_left():
+    layer, secret = hard_layer("parity", n_heads=4, d=12)
+    x = inputs(20_000, 12)
+    labels = layer(x)
+    left = np.sum((secret.free_part(x) - labels) ** 2) / np.sum(labels**2)
+    assert left == pytest.approx(0.5, abs=0.02)
+
+
+def test_mix_leads_from_hard_to_random():
+    hard, _ = hard_layer("parity", n_heads=2, d=6, seed=3)
+    half, _ = hard_layer("parity", n_heads=2, d=6, seed=3, mix=0.5)
+    end, _ = hard_layer("parity", n_heads=2, d=6, seed=3, mix=1.0)
+    assert np.allclose(half.theta, (hard.theta + end.theta) / 2)
+    assert np.array_equal(end.theta, mha.random_layer(2, 6, seed=3).theta)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "said"),
+    [
+        ("parity", {"n_heads": 3, "d": 8}, "even"),
+        ("parity", {"n_heads": 8, "d": 8}, "at least 9"),
+        ("parity", {"n_heads": 2, "d": 8, "modulus": 4}, "leave it out"),
+        ("rounding", {"n_heads": 2, "d": 8, "modulus": 3}, "even"),
+        ("lattice", {"n_heads": 2, "d": 8}, "parity"),
+        ("parity", {"n_heads": 2, "d": 8, "sharpness": 0.0}, "positive"),
+        ("parity", {"n_heads": 2, "d": 8, "sharpness": math.nan}, "positive"),
+        ("parity", {"n_heads": 2, "d": 8, "mix": 1.5}, "from 0"),
+    ],
+)
+def test_bad_recipes_are_refused_in_a_line(family, options, said):
+    with pytest.raises(ValueError, match=said):
+        hard_layer(family, **options)
+
+
+def test_secrets_round_trip_and_other_files_are_refused(tmp_path):
+    layer, secret = hard_layer("rounding", n_heads=4, d=8)
+    path = tmp_path / "secret.safetensors"
+    secret.save(path)
+    again = load_secret(path)
+    assert np.array_equal(again.weights, secret.weights)
+    assert np.array_equal(again.projection, secret.projection)
+    assert (again.family, again.n_heads, again.modulus) == ("rounding", 4, 8)
+    layer.save(tmp_path / "layer.safetensors")
+    with pytest.raises(ValueError, match="layer"):
+        load_secret(tmp_path / "layer.safetensors")
+    with pytest.raises(ValueError, match="two tokens"):
+        secret.labels(np.ones((3, 5, 8)))
+
+
+def test_the_transform_is_the_sum_over_all_inputs():
+    values = np.random.default_rng(0).normal(size=(16, 2))
+    bits = 1 - 2 * ((np.arange(16)[:, None] >> np.arange(4)) & 1)
+    for chosen in itertools.product((0, 1), repeat=4):
+        product = bits[:, np.array(chosen, bool)].prod(axis=1)
+        index = sum(c << a for a, c in enumerate(chosen))
+        assert np.allclose(walsh(values)[index], (product[:, None] * values).mean(axis=0))
+
+
+@pytest.mark.parametrize(("heads", "d"), [(2, 5), (4, 6)])
+def test_correlations_with_few_bits_vanish(heads, d):
+    hard = parity_dimension(heads, d, sharpness=20.0)
+    assert max(hard.by_degree[: heads - 1]) < 1e-7
+    assert hard.by_degree[heads - 1] > 0.05
+    assert hard.largest < 1e-7
+    assert hard.size == math.comb(d - 1, heads) == hard.dimension
+    generic = generic_dimension(heads, d, hard.size)
+    assert min(generic.by_degree[:2]) > 0.05
+    assert generic.largest > 0.05
+
+
+def test_a_correlation_is_found_where_it_is():
+    x = cube(3)
+    b = x[:, 0] * x[:, 1]
+    labels = (b[:, 0] * b[:, 2] * x[:, 0, 1]).astype(float)[:, None]
+    assert by_degree(labels) == pytest.approx((0, 0, 1, 0), abs=1e-12)
+
+
+def test_queries_find_the_secret_and_their_number_grows_with_the_heads():
+    asked = {}
+    for heads in (2, 4):
+        layer, secret = hard_layer("parity", n_heads=heads, d=6, seed=1)
+        x = cube(6)
+        oracle = QueryOracle(x, layer(x), tolerance=0.1, seed=0)
+        assert learn_by_queries(oracle, secret) == secret.coordinates
+        asked[heads] = oracle.asked
+    assert asked[4] > 5 * asked[2]
+    oracle = QueryOracle(x, layer(x), tolerance=0.1)
+    assert learn_by_queries(oracle, secret, max_queries=20) is None
+    assert oracle.asked == 20
+
+
+def test_the_oracle_keeps_to_its_tolerance_and_its_range():
+    x = cube(3)
+    oracle = QueryOracle(x, np.zeros((64, 2, 3)), tolerance=0.05)
+    answers = [oracle.ask(lambda x, y: np.ones(len(x))) for _ in range(200)]
+    assert 0.04 < np.max(np.abs(np.array(answers) - 1)) <= 0.05
+    with pytest.raises(ValueError, match="scale it down"):
+        oracle.ask(lambda x, y: np.full(len(x), 2.0))
+    with pytest.raises(ValueError, match="one number an example"):
+        oracle.ask(lambda x, y: np.ones(3))
+    with pytest.raises(ValueError, match="tolerance"):
+        QueryOracle(x, np.zeros((64, 2, 3)), tolerance=-1.0)
+
+
+def test_elimination_agrees_with_trying_all():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        rows = rng.integers(0, 2, (rng.integers(3, 8), 4)).astype(np.uint8)
+        right = rng.integers(0, 2, len(rows)).astype(np.uint8)
+        all_ = np.array(list(itertools.product((0, 1), repeat=4)), np.uint8)
+        solutions = all_[np.all((all_ @ rows.T) % 2 == right, axis=1)]
+        found = eliminate(rows, right)
+        assert (found is not None) == (len(solutions) == 1)
+        if found is not None:
+            assert np.array_equal(found, solutions[0])
+
+
+def test_elimination_breaks_a_parity_that_noise_protects():
+    layer, secret = hard_layer("parity", n_heads=6, d=24)
+    x = inputs(96, 24)
+    examples = mha.Examples(x, layer(x))
+    assert np.array_equal(break_parity(examples, secret.projection).weights, secret.weights)
+    rng = np.random.default_rng(0)
+    loud = mha.Examples(x, layer(x) + 8.0 * rng.normal(size=(96, 2, 24)))
+    _, right = read_bits(examples, secret.projection)
+    _, wrong = read_bits(loud, secret.projection)
+    assert 0.05 < np.mean(right != wrong) < 0.5
+    found = break_parity(loud, secret.projection, tries=20).weights
+    assert found is None or not np.array_equal(found, secret.weights)
+
+
+@pytest.mark.parametrize("attack", [break_rounding_by_search, break_rounding_by_integers])
+def test_small_roundings_are_broken(attack):
+    layer, secret = hard_layer("rounding", n_heads=4, d=7, modulus=4, seed=2)
+    x = inputs(300, 7)
+    found = attack(mha.Examples(x, layer(x)), secret.projection, 4, 4)
+    fresh = inputs(1000, 7, seed=9)
+    guess = mha.hardness.Secret("rounding", found.weights, secret.projection, 4, 4)
+    assert np.array_equal(guess.signs(fresh), secret.signs(fresh))
+
+
+def test_a_layer_tells_its_secret_by_what_changes_its_outputs():
+    layer, secret = hard_layer("parity", n_heads=4, d=10)
+    assert read_coordinates(layer, 4) == secret.coordinates
+    other, _ = hard_layer("parity", n_heads=4, d=10, seed=1)
+    assert read_coordinates(other, 4) != secret.coordinates
+
+
+def test_costs_that_were_not_paid_are_lower_bounds():
+    def records(heads, learned, seconds):
+        cell = Cell("parity", heads, 8, "adam")
+        costs = [Cost(i, i < learned, True, 100 + i, seconds, 0.0, "") for i in range(4)]
+        return [record_of(cell, 5.0, cost) for cost in costs]
+
+    lines = summarise([*records(2, 4, 1.0), *records(4, 2, 8.0), *records(6, 0, 10.0)])
+    assert [line.learned for line in lines] == [4, 2, 0]
+    assert [line.seconds for line in lines] == [1.0, 16.0, 40.0]
+    assert [line.at_least for line in lines] == [False, False, True]
+    assert lines[2].examples is None
+    (rate,) = growth(lines)
+    assert rate.at_least
+    assert rate.factor == pytest.approx(math.exp(np.polyfit([2, 4, 6], np.log([1, 16, 40]), 1)[0]))
+    assert growth(summarise([*records(2, 0, 1.0), *records(4, 0, 1.0)])) == []
+
+
+def test_the_command_writes_layer_secret_and_examples(tmp_path, capsys):
+    for family in FAMILIES:
+        out = tmp_path / family
+        arguments = ["--heads", "4", "--dim", "9", "--examples", "50", "--out", str(out)]
+        assert run(["hard", family, *arguments, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        secret = load_secret(out / "secret.safetensors")
+        assert told["weights"] == secret.weights.tolist()
+        x, y, _ = mha.load_examples(out / "examples.safetensors").arrays()
+        assert np.abs(y - secret.labels(x)).max() < 0.02
+        assert np.array_equal(mha.load_layer(out / "layer.safetensors")(x), y)
+    assert run(["hard", "parity", "--heads", "3", "--out", str(tmp_path)]) == 2
+    assert "even" in capsys.readouterr().err
+    assert run(["hard", "curve", "--heads", "3"]) == 2
+    assert run(["hard", "curve", "--methods", "guess"]) == 2
+    assert run(["hard", "curve", "--heads", "two"]) == 2
+
+
+@pytest.mark.slow
+def test_the_cost_of_parities_grows_and_that_of_random_layers_hardly(tmp_path, capsys):
+    out = tmp_path / "curve.json"
+    options = ["--heads", "2,4", "--dims", "8", "--methods", "lbfgs", "--secrets", "2"]
+    assert run(["hard", "curve", *options, "--budget", "10", "--out", str(out)]) == 0
+    runs = json.loads(out.read_text())["runs"]
+    learned = {
+        (family, heads): sum(
+            run["learned"] for run in runs if (run["family"], run["n_heads"]) == (family, heads)
+        )
+        for family in ("parity", "generic")
+        for heads in (2, 4)
+    }
+    assert learned["generic", 2] == learned["generic", 4] == 2
+    assert learned["parity", 4] == 0
+    assert "generic" in capsys.readouterr().out
