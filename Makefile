@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow test-oldest docs lint format clean
 
 # The main job: learn an unknown layer, certify it, write layer and report to demo/.
 demo: $(VENV)/.installed
@@ -15,6 +15,14 @@ test: lint
 # What is too slow for every day.
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
+
+# The lower bounds of pyproject.toml, in an environment of their own.
+test-oldest: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m slow tests/test_install.py -k oldest
+
+# The pages, in build/site; a warning fails.
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m mkdocs build --strict
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -18,11 +18,16 @@ rank of the heads is told:
 ```python
 import mhalearn as mha
 
-layer = mha.from_huggingface("model.safetensors", layer_index=3)  # or any black box
-examples = mha.Examples.from_callable(layer, "boolean", n=2048, k=16, d=384)
-model = mha.AttentionRegressor(head_dim=32, bias=True).fit(examples)
-model.n_heads_  # 12: found, not told
+layer = mha.random_layer(n_heads=2, d=16, rank=3, seed=0)  # stands in for any black box
+examples = mha.Examples.from_callable(layer, "boolean", n=300, k=6, d=16, seed=1)
+model = mha.AttentionRegressor(head_dim=3, random_state=0).fit(examples)
+
+assert model.outcome_ is mha.Outcome.RECOVERED, model.solution_.reason
+assert model.n_heads_ == 2  # found, not told
 ```
+
+A trained layer is the same three lines, with `mha.from_huggingface("model.safetensors",
+layer_index=3)` or the module itself for `layer`, `head_dim=32, bias=True`, and a GPU.
 
 **How** (`src/mhalearn/newton/many.py`, `narrow.py`). A student with a quarter more heads than
 would fill the features descends by Adam in single precision under a penalty on its factors, which

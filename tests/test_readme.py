@@ -1,29 +1,17 @@
 """The README's code blocks, run as a reader would run them."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from blocks import ROOT, find_blocks, run_block
 
-ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"```(python|bash)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+BLOCKS = find_blocks(ROOT / "README.md")
 
 
 @pytest.mark.parametrize(("language", "code"), BLOCKS, ids=[language for language, _ in BLOCKS])
 def test_block_runs(language: str, code: str, tmp_path: Path) -> None:
-    scripts = Path(sys.executable).parent
-    command = [sys.executable, "-c", code] if language == "python" else ["bash", "-ec", code]
-    environment = os.environ | {
-        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-        "MHALEARN_CACHE_DIR": "",
-    }
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_block(language, code, tmp_path)
     assert (
         (tmp_path / ("layer" if language == "python" else "learned"))
         .with_suffix(".safetensors")

@@ -20,7 +20,7 @@ __all__ = ["main", "run"]
 app = typer.Typer(
     name="mhalearn",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
