@@ -158,7 +158,7 @@ class Runs:
     def __init__(self, limits: Limits, environment: dict[str, str] | None = None) -> None:
         self.limits = limits
         self._environment = dict(os.environ if environment is None else environment)
-        self._folder = tempfile.TemporaryDirectory(prefix="mhalearn-studio-")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # made for the first run
         self._runs: dict[int, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._count = 0
@@ -168,6 +168,8 @@ class Runs:
         running = sum(run.is_running for run in self._runs.values())
         if running >= self.limits.running:
             raise TooManyRuns(f"{running} runs are going on, and no more may: stop one, or wait")
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="mhalearn-studio-")
         self._count += 1
         run = Run(self._count, wish, Path(self._folder.name) / f"run-{self._count}.html")
         self._runs[run.number] = run
@@ -189,7 +191,9 @@ class Runs:
         for run in self.newest_first():
             if run.is_running:
                 await run.stop("the studio was closed")
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     def _forget_old(self) -> None:
         ended = [run for run in self._runs.values() if not run.is_running]

@@ -10,7 +10,7 @@ from typing import Any
 
 METHODS = {
     "newton": "Newton: the exact solver",
-    "sculpt": "Sculpt: the six phases of Chen & Li",
+    "sculpt": "Sculpt: phases of Chen & Li",
     "adam": "Adam",
     "lbfgs": "L-BFGS",
     "linear": "Linear attention",
@@ -63,7 +63,7 @@ PRESETS = {
 }
 
 
-def bounds(limits: Limits) -> dict[str, tuple[float, float]]:
+def bounds(limits: Limits) -> dict[str, tuple[int | float, int | float]]:
     """The smallest and largest value of each number."""
     return {
         "heads": (1, limits.heads),

@@ -106,6 +106,7 @@ class Watcher:
         self._events = self._pictures = 0
         self._told = self._shown = -math.inf
         self._best: AttentionLayer | None = None
+        self._looked = False
 
     def on_event(self, event: Event) -> None:
         """Tell an event. Beyond many, only every half second, unless it says something."""
@@ -114,7 +115,9 @@ class Watcher:
             return
         self._events, self._told = self._events + 1, now
         layer = self._estimator.layer_at_hand_()
-        if layer is None:
+        if layer is not None:
+            self._looked = True
+        elif not self._looked:  # a learner that shows no steps has at least its best layer
             layer = self._newest_best()
         errors = None if layer is None else self._errors(layer)
         self._tell(

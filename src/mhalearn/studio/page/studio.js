@@ -18,6 +18,7 @@ const raised = (n) => String(n).replace("-", "⁻").replace(/\d/g, (c) => "⁰¹
 function say(value) {
   if (value === null || value === undefined) return "–";
   if (value === 0 || (value >= 0.01 && value < 1000)) return String(Number(value.toPrecision(2)));
+  if (value >= 1000 && value < 1e6) return Number(value.toPrecision(2)).toLocaleString("en");
   const [digits, power] = value.toExponential(1).split("e");
   return `${digits}·10${raised(Number(power))}`;
 }
@@ -136,6 +137,7 @@ function watch(run) {
     points: [], stages: [], truth: [], heads: [], residual: null, worst: null, dirty: true,
     source: new EventSource(`/runs/${run.number}/events`),
   };
+  byId("run").classList.toggle("phases", run.wish.method === "sculpt");
   byId("run-heading").textContent = `Run ${run.number}: ${about.methods[run.wish.method]}`;
   byId("setting").textContent = described(run.wish);
   byId("reason").textContent = "";
