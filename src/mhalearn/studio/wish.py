@@ -58,8 +58,8 @@ PRESETS = {
     "The paper's phases": Wish(2, 12, 4, 6.0, examples=20_000, method="sculpt", seconds=120.0),
     "Adam instead": Wish(method="adam"),
     "How many heads?": Wish(heads=2, dim=8, examples=300, count_heads=True),
-    "Noisy labels": Wish(heads=2, dim=12, noise=0.05, examples=400),
-    "Too few examples": Wish(examples=40),
+    "Noisy labels": Wish(heads=2, dim=8, noise=0.05, examples=200, seconds=120.0),
+    "Too few examples": Wish(examples=10),
 }
 
 

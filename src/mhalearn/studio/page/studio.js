@@ -254,14 +254,14 @@ function drawChart(box, points) {
     if (places.length) drawn.append(svg("polyline", { class: series, points: places.map((place) => place.join(",")).join(" ") }));
     if (places.length <= 80) for (const [cx, cy] of places) drawn.append(svg("circle", { class: series, cx, cy, r: 3 }));
   }
-  const axis = points.length ? "steps, all stages in a row" : shown.running ? "the first step is on its way" : "no step was made";
+  const axis = points.length ? "events, all stages in a row" : shown.running ? "the first step is on its way" : "no step was made";
   drawn.append(svg("text", { x: (left + right) / 2, y: height - 8, "text-anchor": "middle" }, axis));
   box.replaceChildren(drawn);
 }
 
 function summary(points) {
   const last = points.at(-1);
-  return last ? `Relative error on a log axis after ${plural(points.length, "step")}: residual ${say(shown.residual)}, largest head error ${say(shown.worst)}` : "No step yet";
+  return last ? `Relative error on a log axis after ${plural(points.length, "event")}: residual ${say(shown.residual)}, largest head error ${say(shown.worst)}` : "No step yet";
 }
 
 function colours() {
