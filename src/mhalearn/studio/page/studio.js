@@ -182,6 +182,7 @@ const tell = {
   },
   event(message) {
     const last = shown.stages.at(-1);
+    if (message.stage === "outcome") return; // said at the top
     if (last?.stage === message.stage && !last.said) {
       Object.assign(last, { ...message, steps: last.steps + 1, said: Boolean(message.detail), error: message.error ?? last.error });
     } else {
@@ -252,7 +253,7 @@ function drawChart(box, points) {
   for (const [name, series] of [["error", "s1"], ["head_error", "s2"]]) {
     const places = points.map((point, i) => [x(i), point[name]]).filter(([, value]) => value !== null).map(([at, value]) => [at, y(value)]);
     if (places.length) drawn.append(svg("polyline", { class: series, points: places.map((place) => place.join(",")).join(" ") }));
-    if (places.length <= 80) for (const [cx, cy] of places) drawn.append(svg("circle", { class: series, cx, cy, r: 3 }));
+    if (points.length <= 80) for (const [cx, cy] of places) drawn.append(svg("circle", { class: series, cx, cy, r: 3 }));
   }
   const axis = points.length ? "events, all stages in a row" : shown.running ? "the first step is on its way" : "no step was made";
   drawn.append(svg("text", { x: (left + right) / 2, y: height - 8, "text-anchor": "middle" }, axis));
@@ -300,7 +301,7 @@ function drawHeads() {
   const matched = heads.length > 0 && heads[0].theta_error !== null;
   const apart = heads.length > 0 && !matched; // another number of heads: nothing to set side by side
   byId("heads-note").textContent = apart
-    ? `${plural(heads.length, "head")} at hand, ${truth.length} in the hidden layer: they cannot be matched.`
+    ? `${plural(heads.length, "head")} at hand, ${truth.length} in the hidden layer: they cannot be matched. Colours end at its largest entry.`
     : heads.length ? "Each learned head beside the true one it is matched with. Entries: blue below zero, orange above."
     : truth.length ? "The true heads; the learned ones appear beside them." : "";
   const count = apart ? heads.length : truth.length;
