@@ -134,14 +134,13 @@ limit of examples.
 
 ## What is hard, for whom
 
-- *Proved*: learners that see only averages (statistical queries: gradient descent with enough
-  noise, moment methods, correlation screens such as phases 1 to 3 of sculpt) need d^{{Omega(m)}}
-  queries or tolerance d^{{-Omega(m)}} for parities. The tables above are the finite instances of
-  that.
+- *Proved*: learners that see only averages up to a tolerance (statistical queries: moment methods
+  such as phase 1 of sculpt, gradient descent on noisy gradients) need d^{{Omega(m)}} queries or a
+  tolerance of d^{{-Omega(m)}} for parities. The tables above are the finite instances of that.
 - *Not hard*: parities without noise, for whoever guesses the family. Hardness for statistical
   queries is not hardness for everybody.
-- *Assumed*: with label noise, parities are learning parity with noise, conjectured to take time
-  exponential in m log d or so; roundings with a modulus that grows are learning with rounding,
+- *Assumed*: with label noise the parities are sparse parities with noise, conjectured to take time
+  d^{{Omega(m)}}; roundings with a modulus that grows are learning with rounding,
   conjectured hard by reduction from lattice problems in its usual parameters. Our small instances
   prove nothing about either: they show how the cost of known attacks grows.
 - *Only measured*: what newton, Adam and L-BFGS do. They see single examples, not averages;

@@ -93,7 +93,17 @@ def assert_one_line(code, out, err, *, expected=2):
 def test_help_lists_the_commands_that_exist(mhalearn):
     code, out, err = mhalearn("--help")
     assert (code, err) == (0, "")
-    names = ("demo", "generate", "learn", "certify", "compare", "check", "import", "export")
+    names = (
+        "demo",
+        "generate",
+        "learn",
+        "certify",
+        "compare",
+        "check",
+        "import",
+        "export",
+        "studio",
+    )
     for name in (*names, "--version"):
         assert name in out
     for name in names:

@@ -166,6 +166,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return None
         return trace.best.replace(seen=self._seen)
 
+    def layer_at_hand_(self) -> AttentionLayer | None:
+        """The layer an event speaks of, asked for inside `on_event`; None where it has none.
+
+        Not the best so far, and nothing is promised about it: it is there to be looked at.
+        """
+        trace: Trace | None = getattr(self, "_trace", None)
+        return None if trace is None or trace.at_hand is None else trace.at_hand()
+
     def _gather(self, examples: Examples) -> tuple[Examples, Examples, Survey]:
         """The examples, in memory if they are few; the working set, or all; and their survey."""
         heads = self.n_heads

@@ -56,6 +56,7 @@ class Trace:
         self.events: list[Event] = []
         self.best: AttentionLayer | None = None
         self.best_loss = float("inf")
+        self.at_hand: Callable[[], AttentionLayer] | None = None
         self._began = time.monotonic()
         self._max_seconds = max_seconds
         self._expired = False
@@ -84,12 +85,22 @@ class Trace:
             self.emit("resumed", journal.records, self.best_loss)
 
     def emit(
-        self, stage: str, step: int = 0, loss: float = float("nan"), detail: str = "", **data: Any
+        self,
+        stage: str,
+        step: int = 0,
+        loss: float = float("nan"),
+        detail: str = "",
+        *,
+        at_hand: Callable[[], AttentionLayer] | None = None,
+        **data: Any,
     ) -> None:
+        """Tell an event. at_hand makes the layer it speaks of, for a listener that asks at once."""
         event = Event(stage, step, loss, self.seconds, detail, data)
         self.events.append(event)
         if self._on_event is not None:
+            self.at_hand = at_hand
             self._on_event(event)
+            self.at_hand = None
 
     def keep(self, layer: AttentionLayer, loss: float) -> None:
         """Remember a layer if it is better than the best so far."""

@@ -166,6 +166,16 @@ def settled(state: State) -> NDArray[np.bool_]:
     return (loss < ROUNDING) | (np.asarray(state.idle) >= 4) | ~np.isfinite(loss)
 
 
+def best_start(state: State) -> int:
+    return int(np.argmin(np.nan_to_num(np.asarray(state.loss), nan=np.inf)))
+
+
+def best_layer(state: State, problem: Problem) -> AttentionLayer:
+    """The start with the lowest loss, as a layer."""
+    best = best_start(state)
+    return problem.layer(np.asarray(state.theta)[best], np.asarray(state.w)[best])
+
+
 def polish(
     layer: AttentionLayer,
     problem: Problem,
@@ -186,7 +196,7 @@ def polish(
     for step in range(max_steps):
         state, before = descend(state, problem, head_dim=head_dim, direct=direct), loss
         loss = float(state.loss[0])
-        trace.emit("polish", step, loss)
+        trace.emit("polish", step, loss, at_hand=partial(best_layer, state, problem))
         if trace.expired:
             break
         if loss < ROUNDING and loss < before / 2:
@@ -199,7 +209,7 @@ def polish(
     loss = float(state.loss[0])
     if not np.isfinite(loss):  # nothing to fit W to: a design of rank zero, say
         return layer, float("inf")
-    return problem.layer(np.asarray(state.theta[0]), np.asarray(state.w[0])), loss
+    return best_layer(state, problem), loss
 
 
 def polish_on(

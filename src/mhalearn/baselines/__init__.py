@@ -8,6 +8,7 @@ used to fit.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -205,7 +206,8 @@ def descend_in_blocks(
         until = jnp.asarray(min(step + block, steps))
         walk = known(advance(walk._replace(loss=jnp.asarray(math.inf)), until))
         latest, step = float(relative_loss(walk.student, run.data, run.energy)), int(walk.step)
-        run.trace.emit(stage, step, latest, start=start)
+        at_hand = partial(run.layer, walk.student)
+        run.trace.emit(stage, step, latest, at_hand=at_hand, start=start)
         if not math.isfinite(latest):
             return Descent(student, loss, False)
         gain = 1 - latest / loss

@@ -7,6 +7,7 @@ where examples are few.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -14,7 +15,17 @@ import numpy as np
 from mhalearn.devices import anywhere
 from mhalearn.newton.start import Scales
 from mhalearn.outcome import Trace
-from mhalearn.polish import NO_RIDGE, ROUNDING, Ridge, State, descend, freed, settled
+from mhalearn.polish import (
+    NO_RIDGE,
+    ROUNDING,
+    Ridge,
+    State,
+    best_layer,
+    best_start,
+    descend,
+    freed,
+    settled,
+)
 from mhalearn.problem import Problem
 
 # Steps of all starts side by side, and of the best one alone.
@@ -48,6 +59,10 @@ class Task:
             state, self.problem, ridge, self.head_dim, direct=self.direct, single=self.single
         )
 
+    def tell(self, stage: str, step: int, state: State) -> None:
+        at_hand = partial(best_layer, state, self.problem)
+        self.trace.emit(stage, step, _lowest(state), at_hand=at_hand)
+
 
 def anneal(
     state: State, task: Task, scales: Scales, strengths: Iterable[float], *, stage: str
@@ -60,7 +75,7 @@ def anneal(
             continue
         state = task.step(state, ridge_at(float(g), scales, task.problem))
         journal.record(stage, (step + 1, state))
-        task.trace.emit(stage, step, _lowest(state))
+        task.tell(stage, step, state)
         if task.trace.expired:
             break
     return state
@@ -80,7 +95,7 @@ def free(state: State, task: Task, *, stage: str, steps: int = _FREE_STEPS) -> S
             break
         state = task.step(state)
         trace.journal.record(stage, (step + 1, state))
-        trace.emit(stage, step, _lowest(state))
+        task.tell(stage, step, state)
         if anywhere(trace.seconds - shown > _SHOW_SECONDS):
             task.show(state)
             shown = trace.seconds
@@ -90,7 +105,7 @@ def free(state: State, task: Task, *, stage: str, steps: int = _FREE_STEPS) -> S
 
 def finish(state: State, task: Task, *, stage: str) -> None:
     """Take the best start on by direct steps, if it is close: saturated attention stalls others."""
-    best = int(np.argmin(np.nan_to_num(np.asarray(state.loss), nan=np.inf)))
+    best = best_start(state)
     one = jax.tree.map(lambda leaf: leaf[best : best + 1], state)
     if ROUNDING < float(one.loss[0]) < _CLOSE:
         free(one, replace(task, direct=True), stage=stage, steps=_FINISHING_STEPS)

@@ -66,7 +66,10 @@ def slide(
         block = jnp.asarray(strengths[begun : begun + _BLOCK])
         walk = known(_advance(walk, data, problem.energy, ridge, block, one_by_one))
         trace.journal.record(stage, (begun + len(block), walk))
-        trace.emit(stage, begun + len(block), float(np.nanmin(np.asarray(walk.loss))))
+        losses = np.asarray(walk.loss)
+        best = np.argmin(np.nan_to_num(losses, nan=np.inf))
+        at_hand = partial(problem.layer, *(np.asarray(part)[best] for part in walk.moving))
+        trace.emit(stage, begun + len(block), float(np.nanmin(losses)), at_hand=at_hand)
         if trace.expired:
             break
     return np.asarray(walk.moving[0])

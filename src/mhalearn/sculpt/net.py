@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from mhalearn.attention import Chunk, fit_projections, forward, in_float64, tota
 from mhalearn.devices import known
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.outcome import Trace
-from mhalearn.polish import begin, descend, settled
+from mhalearn.polish import begin, best_layer, descend, settled
 from mhalearn.problem import Problem
 from mhalearn.sculpt.shape import BodyShape
 
@@ -133,5 +134,6 @@ def _descend_in_span(
             break
         state = descend(state, problem, span=span)
         trace.journal.record(name, (step + 1, state))
-        trace.emit("phase 6: net", step, float(np.nanmin(np.asarray(state.loss))))
+        lowest = float(np.nanmin(np.asarray(state.loss)))
+        trace.emit("phase 6: net", step, lowest, at_hand=partial(best_layer, state, problem))
     return np.asarray(state.theta)

@@ -1,0 +1,208 @@
+"""Runs: each is a process that tells what happens; they can be watched, and stopped at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from mhalearn.studio.wish import Limits, Wish
+
+# The longest line a worker may send: pictures of eight heads have a tenth of it.
+_LONGEST_LINE = 2**20
+# What a process may take to leave once it has closed its output.
+_LEAVING_SECONDS = 10.0
+_WORKER = (sys.executable, "-m", "mhalearn.studio.worker")
+
+
+class TooManyRuns(Exception):
+    """All places are taken."""
+
+
+class Run:
+    """One run: its wish, its process, and everything it has told."""
+
+    def __init__(self, number: int, wish: Wish, report: Path) -> None:
+        self.number, self.wish, self.report = number, wish, report
+        self.messages: list[str] = []  # JSON, in order; the last one has kind "ended" or "failed"
+        self.state = "running"  # then the name of an outcome, "stopped" or "failed"
+        self.began = time.monotonic()
+        self.took: float | None = None
+        self._told = asyncio.Condition()
+        self._process: asyncio.subprocess.Process | None = None
+        self._why_stopped: str | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.took is None
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "wish": dataclasses.asdict(self.wish),
+            "state": self.state,
+            "seconds": time.monotonic() - self.began if self.took is None else self.took,
+            "running": self.is_running,
+            "report": self.report.exists() and not self.is_running,
+        }
+
+    async def work(self, environment: dict[str, str], seconds: float) -> None:
+        """Start the process and listen until it ends; after `seconds` end it from outside."""
+        errors: bytes = b""
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *_WORKER,
+                str(self.report),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=_LONGEST_LINE,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the server, which ends its runs itself
+            )
+            if self._why_stopped is not None:  # asked for while it was being started
+                self._end_process()
+            errors = await asyncio.wait_for(self._listen(self._process), seconds)
+            await asyncio.wait_for(self._process.wait(), _LEAVING_SECONDS)
+        except TimeoutError:
+            self._kill("it did not end by itself after its time limit")
+        except (OSError, ValueError) as error:
+            self._kill(f"the process could not be followed: {error}")
+        finally:
+            if self._process is not None:
+                self._end_process()
+                await self._process.wait()
+            await self._end(errors)
+
+    async def stop(self, why: str = "stopped by hand") -> None:
+        """End the process at once, and wait until it has gone."""
+        self._kill(why)
+        async with self._told:
+            await self._told.wait_for(lambda: not self.is_running)
+
+    async def follow(self, after: int = 0) -> AsyncIterator[tuple[int, str]]:
+        """Messages with their numbers, from the one after `after`, until the run has ended."""
+        sent = after
+        while self.is_running or sent < len(self.messages):
+            async with self._told:
+                while self.is_running and sent >= len(self.messages):
+                    await self._told.wait()
+                fresh = self.messages[sent:]
+            for message in fresh:
+                sent += 1
+                yield sent, message
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> bytes:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        complaints = asyncio.create_task(process.stderr.read())
+        try:
+            process.stdin.write(json.dumps(dataclasses.asdict(self.wish)).encode() + b"\n")
+            with contextlib.suppress(ConnectionError):  # it has died already: stderr says why
+                await process.stdin.drain()
+            async for line in process.stdout:
+                await self._tell(line.decode().rstrip("\n"))
+            return await complaints
+        finally:
+            complaints.cancel()
+
+    async def _tell(self, message: str) -> None:
+        kind = json.loads(message)["kind"]
+        async with self._told:
+            # Old pictures are of no use to who comes late; their numbers stay taken.
+            if kind == "heads":
+                for i in range(len(self.messages) - 1, -1, -1):
+                    if self.messages[i].startswith('{"kind": "heads"'):
+                        self.messages[i] = '{"kind": "past"}'
+                        break
+            self.messages.append(message)
+            self._told.notify_all()
+
+    async def _end(self, errors: bytes) -> None:
+        last = json.loads(self.messages[-1]) if self.messages else {}
+        if last.get("kind") == "ended" and self._why_stopped is None:
+            self.state = last["outcome"]
+        elif last.get("kind") == "failed":
+            self.state = "failed"
+        else:
+            self.state = "failed" if self._why_stopped is None else "stopped"
+            why = self._why_stopped or _last_line(errors)
+            await self._tell(json.dumps({"kind": self.state, "reason": why}))
+        async with self._told:
+            self.took = time.monotonic() - self.began
+            self._told.notify_all()
+
+    def _kill(self, why: str) -> None:
+        if self.is_running and self._why_stopped is None:
+            self._why_stopped = why
+            self._end_process()
+
+    def _end_process(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+
+class Runs:
+    """All runs of a server. Only the newest are kept, and only so many run at a time."""
+
+    def __init__(self, limits: Limits, environment: dict[str, str] | None = None) -> None:
+        self.limits = limits
+        self._environment = dict(os.environ if environment is None else environment)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # made for the first run
+        self._runs: dict[int, Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._count = 0
+
+    def start(self, wish: Wish) -> Run:
+        """Begin a run; TooManyRuns where as many are running as may."""
+        running = sum(run.is_running for run in self._runs.values())
+        if running >= self.limits.running:
+            raise TooManyRuns(f"{running} runs are going on, and no more may: stop one, or wait")
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="mhalearn-studio-")
+        self._count += 1
+        run = Run(self._count, wish, Path(self._folder.name) / f"run-{self._count}.html")
+        self._runs[run.number] = run
+        self._forget_old()
+        work = run.work(self._environment, wish.seconds + self.limits.grace)
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # the loop itself holds tasks only weakly
+        task.add_done_callback(self._tasks.discard)
+        return run
+
+    def find(self, number: int) -> Run | None:
+        return self._runs.get(number)
+
+    def newest_first(self) -> list[Run]:
+        return list(reversed(self._runs.values()))
+
+    async def close(self) -> None:
+        """Stop everything, and leave nothing on disk."""
+        for run in self.newest_first():
+            if run.is_running:
+                await run.stop("the studio was closed")
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _forget_old(self) -> None:
+        ended = [run for run in self._runs.values() if not run.is_running]
+        for run in ended[: max(0, len(self._runs) - self.limits.kept)]:
+            run.report.unlink(missing_ok=True)
+            del self._runs[run.number]
+
+
+def _last_line(errors: bytes) -> str:
+    lines = errors.decode(errors="replace").split("\n")
+    said = [line.strip() for line in lines if line.strip()]
+    return f"the process broke: {said[-1][:300]}" if said else "the process ended without a word"

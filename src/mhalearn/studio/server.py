@@ -1,0 +1,242 @@
+"""The server: one page, a few addresses for it, and nobody else let in."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mhalearn.studio.runs import Run, Runs, TooManyRuns
+from mhalearn.studio.wish import INPUTS, METHODS, PRESETS, Limits, bounds, read_wish
+
+HOST = "127.0.0.1"
+_NAMES = ("127.0.0.1", "localhost")
+_PAGE = Path(__file__).parent / "page"
+_LARGEST_BODY = 4096
+# Connections at a time: a browser opens six, and each tab keeps one to watch its run.
+_CONNECTIONS = 64
+_POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
+
+
+def make_app(limits: Limits, environment: dict[str, str] | None = None) -> Starlette:
+    """The page and its addresses. Leaving the app's lifespan stops all runs."""
+    runs = Runs(limits, environment)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await runs.close()
+
+    async def about(request: Request) -> Response:
+        return JSONResponse(
+            {
+                "bounds": bounds(limits),
+                "running": limits.running,
+                "methods": METHODS,
+                "inputs": INPUTS,
+                "presets": {name: dataclasses.asdict(wish) for name, wish in PRESETS.items()},
+            }
+        )
+
+    async def index(request: Request) -> Response:
+        return JSONResponse([run.summary() for run in runs.newest_first()])
+
+    async def start(request: Request) -> Response:
+        try:
+            wish = read_wish(await _json_body(request), limits)
+            return JSONResponse(runs.start(wish).summary(), 201)
+        except ValueError as error:
+            return _refuse(400, str(error))
+        except TooManyRuns as error:
+            return _refuse(429, str(error))
+
+    async def stop(request: Request) -> Response:
+        run = _find(request)
+        if run is None:
+            return _refuse(404, "there is no such run")
+        if run.is_running:
+            await run.stop()
+        return JSONResponse(run.summary())
+
+    async def events(request: Request) -> Response:
+        run = _find(request)
+        if run is None:
+            return _refuse(404, "there is no such run")
+        seen = request.headers.get("last-event-id", "")
+        after = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 10 else 0
+
+        async def stream() -> AsyncIterator[str]:
+            yield "retry: 1000\n\n"
+            async for number, message in run.follow(after):
+                yield f"id: {number}\ndata: {message}\n\n"
+            yield f"event: over\ndata: {json.dumps(run.summary())}\n\n"
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    async def report(request: Request) -> Response:
+        run = _find(request)
+        if run is None or not run.summary()["report"]:
+            return _refuse(404, "this run has no report: runs that end by themselves do")
+        return FileResponse(run.report, media_type="text/html")
+
+    def _find(request: Request) -> Run | None:
+        return runs.find(request.path_params["number"])
+
+    app = Starlette(
+        routes=[
+            Route("/about", about),
+            Route("/runs", index),
+            Route("/runs", start, methods=["POST"]),
+            Route("/runs/{number:int}/stop", stop, methods=["POST"]),
+            Route("/runs/{number:int}/events", events),
+            Route("/runs/{number:int}/report", report),
+            Mount("/", StaticFiles(directory=_PAGE, html=True)),
+        ],
+        middleware=[Middleware(OnlyThisPage)],
+        lifespan=lifespan,
+    )
+    app.state.runs = runs
+    return app
+
+
+class OnlyThisPage:
+    """Lets in requests that name this machine, and changes only from the page itself.
+
+    A foreign site can have its name point to 127.0.0.1 (DNS rebinding), or post a form here. The
+    first shows in the Host header, the second in Origin, which no script can set.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = _objection(scope["method"], Headers(scope=scope))
+        if refusal is not None:
+            await _refuse(403, refusal)(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] += [
+                    (b"content-security-policy", _policy(scope["path"])),
+                    (b"x-content-type-options", b"nosniff"),
+                    (b"cross-origin-resource-policy", b"same-origin"),
+                    (b"cache-control", b"no-cache"),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, guarded)
+
+
+def _objection(method: str, headers: Headers) -> str | None:
+    host = headers.get("host", "")
+    if host.partition(":")[0].lower() not in _NAMES:
+        return f"open the studio under {' or '.join(_NAMES)}, not under another name"
+    if method in ("GET", "HEAD"):
+        return None
+    if headers.get("origin", f"http://{host}").lower() != f"http://{host}".lower():
+        return "only the studio's own page may do that"
+    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return "only the studio's own page may do that"
+    return None
+
+
+def _policy(path: str) -> bytes:
+    """Reports bring their own style; nothing else may come with them, and no script at all."""
+    if path.endswith("/report"):
+        return b"default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
+    return _POLICY.encode()
+
+
+def _refuse(code: int, why: str) -> Response:
+    return JSONResponse({"error": " ".join(why.split())}, code)
+
+
+async def _json_body(request: Request) -> Any:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _LARGEST_BODY:
+            raise ValueError(f"a request has at most {_LARGEST_BODY} bytes")
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise ValueError("send JSON, with Content-Type: application/json")
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise ValueError("this is not JSON") from None
+
+
+def serve(
+    port: int,
+    *,
+    cache: Path | None = None,
+    limits: Limits | None = None,
+    ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serve until interrupted, on loopback only. `ready` hears the address once it answers.
+
+    port: 0 takes any that is free. cache: where runs keep compiled programs for one another.
+    An OSError says that the port is taken.
+    """
+    app = make_app(limits or Limits(), _environment(cache))
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if os.name == "posix":  # elsewhere it would let two servers share a port
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with listening:
+        listening.bind((HOST, port))
+        address = f"http://{HOST}:{listening.getsockname()[1]}/"
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            limit_concurrency=_CONNECTIONS,
+            server_header=False,
+            timeout_graceful_shutdown=5,
+            lifespan="on",
+        )
+        _Server(config, app.state.runs, lambda: ready(address)).run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """Says when it answers, and stops its runs first of all, which ends the streams that wait."""
+
+    def __init__(self, config: uvicorn.Config, runs: Runs, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._runs, self._ready = runs, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._runs.close()
+        await super().shutdown(sockets)
+
+
+def _environment(cache: Path | None) -> dict[str, str]:
+    """What runs are started with: JAX finds the folder for compiled programs there."""
+    environment = dict(os.environ)
+    if cache is not None:
+        environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    return environment

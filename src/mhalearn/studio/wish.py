@@ -1,0 +1,127 @@
+"""What a visitor of the page may ask for, and the limits that keep a tab within bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+METHODS = {
+    "newton": "Newton: the exact solver",
+    "sculpt": "Sculpt: phases of Chen & Li",
+    "adam": "Adam",
+    "lbfgs": "L-BFGS",
+    "linear": "Linear attention",
+}
+# Methods that can find the number of heads themselves.
+_COUNTING = ("newton", "sculpt")
+INPUTS = {"boolean": "random signs", "gaussian": "Gaussian"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest layer, data and effort of one run, and of all runs together."""
+
+    heads: int = 8
+    dim: int = 32
+    tokens: int = 16
+    examples: int = 50_000
+    numbers: int = 10_000_000  # examples times tokens times features
+    seconds: float = 300.0
+    grace: float = 60.0  # seconds after its time limit at which a run is ended from outside
+    running: int = 2  # runs at a time
+    kept: int = 40  # runs whose events and reports are kept
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One run: a random layer, examples of it, and how to learn it back."""
+
+    heads: int = 3
+    dim: int = 16
+    tokens: int = 8
+    scale: float = 2.0
+    noise: float = 0.0
+    examples: int = 200
+    inputs: str = "boolean"
+    method: str = "newton"
+    count_heads: bool = False  # the learner is not told how many heads there are
+    seed: int = 0
+    seconds: float = 60.0
+
+
+# Where to begin: each shows something else in seconds.
+PRESETS = {
+    "Three heads": Wish(),
+    "The paper's phases": Wish(2, 12, 4, 6.0, examples=20_000, method="sculpt", seconds=120.0),
+    "Adam instead": Wish(method="adam"),
+    "How many heads?": Wish(heads=2, dim=8, examples=300, count_heads=True),
+    "Noisy labels": Wish(heads=2, dim=8, noise=0.05, examples=200, seconds=120.0),
+    "Too few examples": Wish(examples=10),
+}
+
+
+def bounds(limits: Limits) -> dict[str, tuple[int | float, int | float]]:
+    """The smallest and largest value of each number."""
+    return {
+        "heads": (1, limits.heads),
+        "dim": (2, limits.dim),
+        "tokens": (2, limits.tokens),
+        "scale": (0.1, 20.0),
+        "noise": (0.0, 1.0),
+        "examples": (1, limits.examples),
+        "seed": (0, 2**31 - 1),
+        "seconds": (1, limits.seconds),
+    }
+
+
+def read_wish(asked: Any, limits: Limits) -> Wish:
+    """A wish from decoded JSON; what is left out has its default. ValueError: one line."""
+    if not isinstance(asked, Mapping):
+        raise ValueError('a run is one JSON object, such as {"heads": 3}')
+    fields = {field.name: field.type for field in dataclasses.fields(Wish)}
+    unknown = [name for name in asked if name not in fields]
+    if unknown:
+        raise ValueError(f"{str(unknown[0])[:40]!r} is no setting; there are {', '.join(fields)}")
+    wish = Wish(**{name: _read(name, fields[name], value) for name, value in asked.items()})
+    for name, (least, most) in bounds(limits).items():
+        value = getattr(wish, name)
+        if not least <= value <= most:
+            raise ValueError(f"{name} is {value:.7g}: choose from {least:.10g} to {most:.10g}")
+    numbers = wish.examples * wish.tokens * wish.dim
+    if numbers > limits.numbers:
+        most = limits.numbers // (wish.tokens * wish.dim)
+        raise ValueError(
+            f"{wish.examples} examples of {wish.tokens} tokens with {wish.dim} features are too "
+            f"much for this page: choose at most {most} examples"
+        )
+    _check_choice("method", wish.method, METHODS)
+    _check_choice("inputs", wish.inputs, INPUTS)
+    if wish.count_heads and wish.method not in _COUNTING:
+        raise ValueError(
+            f"{wish.method} must be told the number of heads; {' and '.join(_COUNTING)} can find it"
+        )
+    return wish
+
+
+def _read(name: str, kind: Any, value: Any) -> Any:
+    """A JSON value as the field's own type, without guessing."""
+    if kind == "bool" and isinstance(value, bool):
+        return value
+    if kind == "str" and isinstance(value, str):
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "float" and number and math.isfinite(value):
+        return float(value)
+    # Integers beyond what a double holds exactly would not come back as they were sent.
+    if kind == "int" and number and abs(value) < 2**53 and value == int(value):
+        return int(value)
+    kinds = {"bool": "true or false", "str": "a word", "float": "a number", "int": "a whole number"}
+    raise ValueError(f"{name} is {str(value)[:40]!r}: give {kinds[kind]}")
+
+
+def _check_choice(name: str, value: str, choices: Mapping[str, str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is {value[:40]!r}: choose one of {', '.join(choices)}")

@@ -1,0 +1,360 @@
+"""The studio: what it refuses, what it limits, and that a run can be stopped."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from starlette.testclient import TestClient
+
+import mhalearn as mha
+from mhalearn import cli
+from mhalearn.outcome import Event
+from mhalearn.studio import runs, server, worker
+from mhalearn.studio.wish import METHODS, PRESETS, Limits, Wish, bounds, read_wish
+
+HERE = "http://127.0.0.1:8042"
+# Stand-ins for the worker: what the server does must not depend on how fast a layer is learned.
+SLEEPER = "import sys, time; sys.stdin.readline(); time.sleep(600)"
+SPEAKER = """
+import json, pathlib, sys
+print(json.dumps({"kind": "heads", "heads": []}))
+print(json.dumps({"kind": "heads", "heads": [1]}))
+pathlib.Path(sys.argv[1]).write_text("<p>a report</p>")
+print(json.dumps({"kind": "ended", "outcome": "RECOVERED"}))
+"""
+
+
+@pytest.fixture
+def studio(monkeypatch):
+    """A client of the page, with the given program in place of the worker."""
+    clients = []
+
+    def make(program, **limits):
+        monkeypatch.setattr(runs, "_WORKER", (sys.executable, "-c", program))
+        client = TestClient(server.make_app(Limits(**limits)), base_url=HERE)
+        clients.append(client.__enter__())
+        return client
+
+    yield make
+    for client in clients:
+        client.__exit__(None, None, None)
+
+
+def events(client, number):
+    """What a run tells, until it is over; the last one is its summary."""
+    lines = client.get(f"/runs/{number}/events").text.split("\n")
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+# What is asked for
+
+
+def test_presets_are_within_the_limits():
+    for wish in PRESETS.values():
+        assert read_wish(vars(wish), Limits()) == wish
+    assert PRESETS["Three heads"] == Wish() == read_wish({}, Limits())
+
+
+@pytest.mark.parametrize("name", bounds(Limits()))
+def test_numbers_have_bounds_and_beyond_them_one_line(name):
+    least, most = bounds(Limits())[name]
+    assert getattr(read_wish({name: least}, Limits()), name) == least
+    for value in (least - 1, most + 1):
+        with pytest.raises(ValueError, match=f"{name} is .*: choose from") as refusal:
+            read_wish({name: value}, Limits())
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ([], "one JSON object"),
+        (None, "one JSON object"),
+        ({"rm": 1}, "'rm' is no setting"),
+        ({"heads": "3"}, "heads is '3': give a whole number"),
+        ({"heads": 2.5}, "give a whole number"),
+        ({"heads": True}, "give a whole number"),
+        ({"heads": None}, "give a whole number"),
+        ({"heads": 10**400}, "give a whole number"),
+        ({"scale": "NaN"}, "give a number"),
+        ({"scale": float("nan")}, "give a number"),
+        ({"noise": float("inf")}, "give a number"),
+        ({"count_heads": 1}, "give true or false"),
+        ({"method": 3}, "give a word"),
+        ({"method": "magic"}, "choose one of newton"),
+        ({"inputs": "x" * 1000}, "choose one of boolean"),
+        ({"method": "adam", "count_heads": True}, "must be told the number of heads"),
+        ({"examples": 50_000, "dim": 32, "tokens": 16}, "choose at most 19531 examples"),
+    ],
+)
+def test_bad_wishes_are_refused_in_one_line(asked, said):
+    with pytest.raises(ValueError, match=said) as refusal:
+        read_wish(asked, Limits())
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 200
+
+
+def test_every_method_is_one_of_the_estimator():
+    from mhalearn.settings import METHODS as KNOWN
+
+    assert set(METHODS) < set(KNOWN)
+
+
+# Who is let in
+
+
+def test_the_page_and_its_limits_are_served(studio):
+    client = studio(SLEEPER)
+    page = client.get("/")
+    assert page.status_code == 200
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    for name in ("studio.css", "studio.js"):
+        assert name in page.text
+        assert client.get(f"/{name}").status_code == 200
+    about = client.get("/about").json()
+    assert about["bounds"]["heads"] == [1, Limits().heads]
+    assert about["presets"]["Three heads"]["heads"] == 3
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8042", "127.0.0.1.evil.example", ""]
+)
+@pytest.mark.parametrize("path", ["/", "/about", "/runs", "/runs/1/report"])
+def test_other_host_names_are_refused(studio, host, path):
+    answer = studio(SLEEPER).get(path, headers={"host": host})
+    assert answer.status_code == 403
+    assert "127.0.0.1 or localhost" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:3000"},
+        {"origin": "https://127.0.0.1:8042"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+def test_other_sites_may_start_and_stop_nothing(studio, headers):
+    client = studio(SLEEPER)
+    for path in ("/runs", "/runs/1/stop"):
+        assert client.post(path, json={}, headers=headers).status_code == 403
+    assert client.get("/runs").json() == []
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "said"),
+    [
+        (b"{", "application/json", "not JSON"),
+        (b"\xff", "application/json", "not JSON"),
+        (b"[" * 4000, "application/json", "not JSON"),
+        (b"{}", "text/plain", "send JSON"),
+        (b" " * 5000, "application/json", "at most 4096 bytes"),
+        (b'{"heads": 99}', "application/json", "choose from 1 to 8"),
+    ],
+)
+def test_bad_requests_are_answered_in_one_line(studio, body, kind, said):
+    answer = studio(SLEEPER).post("/runs", content=body, headers={"content-type": kind})
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]
+
+
+def test_runs_that_are_not_there(studio):
+    client = studio(SLEEPER)
+    assert client.get("/runs/7/events").status_code == 404
+    assert client.get("/runs/7/report").status_code == 404
+    assert client.post("/runs/7/stop").status_code == 404
+    assert client.get("/runs/..%2f..%2fetc/report").status_code == 404
+
+
+# Runs
+
+
+def test_a_run_is_stopped_at_once_and_makes_room(studio):
+    client = studio(SLEEPER, running=1)
+    began = time.monotonic()
+    assert client.post("/runs", json={}, headers={"origin": HERE}).status_code == 201
+    refused = client.post("/runs", json={})
+    assert refused.status_code == 429
+    assert "stop one, or wait" in refused.json()["error"]
+    stopped = client.post("/runs/1/stop").json()
+    assert (stopped["state"], stopped["running"], stopped["report"]) == ("stopped", False, False)
+    assert time.monotonic() - began < 5
+    *_, last, over = events(client, 1)
+    assert last == {"kind": "stopped", "reason": "stopped by hand"}
+    assert over["state"] == "stopped"
+    assert client.get("/runs/1/report").status_code == 404
+    assert client.post("/runs", json={}).status_code == 201
+
+
+def test_a_run_that_overstays_is_ended_from_outside(studio):
+    client = studio(SLEEPER, grace=0.0)
+    client.post("/runs", json={"seconds": 1})
+    *_, last, over = events(client, 1)
+    assert "time limit" in last["reason"]
+    assert over["state"] == "stopped"
+
+
+def test_a_finished_run_has_a_report_that_may_run_no_script(studio):
+    client = studio(SPEAKER)
+    client.post("/runs", json={})
+    events(client, 1)
+    told = events(client, 1)  # who comes late is spared old pictures
+    assert [message.get("kind") for message in told] == ["past", "heads", "ended", None]
+    assert told[-1]["state"] == "RECOVERED"
+    assert told[-1]["report"]
+    report = client.get("/runs/1/report")
+    assert report.text == "<p>a report</p>"
+    assert "sandbox" in report.headers["content-security-policy"]
+
+
+def test_a_stream_goes_on_where_it_was_cut(studio):
+    client = studio(SPEAKER)
+    client.post("/runs", json={})
+    assert len(events(client, 1)) == 4
+    answer = client.get("/runs/1/events", headers={"last-event-id": "2"})
+    assert "id: 2\n" not in answer.text
+    assert "id: 3\n" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("raise RuntimeError('no luck')", "the process broke: RuntimeError: no luck"),
+        ("pass", "without a word"),
+        ("print('no JSON')", "could not be followed"),
+        ("import os; os.abort()", "without a word"),
+    ],
+)
+def test_a_run_that_breaks_takes_nothing_with_it(studio, program, said):
+    client = studio(program)
+    client.post("/runs", json={})
+    *_, last, over = events(client, 1)
+    assert said in last["reason"]
+    assert not over["running"]
+    assert client.get("/about").status_code == 200
+
+
+def test_only_the_newest_runs_are_kept(studio):
+    client = studio("pass", kept=2)
+    for number in (1, 2, 3):
+        client.post("/runs", json={})
+        events(client, number)
+    assert [run["number"] for run in client.get("/runs").json()] == [3, 2]
+
+
+def test_closing_the_studio_ends_its_runs_and_removes_its_files(monkeypatch):
+    monkeypatch.setattr(runs, "_WORKER", (sys.executable, "-c", SLEEPER))
+
+    async def work():
+        all_runs = runs.Runs(Limits())
+        run = all_runs.start(Wish())
+        await asyncio.sleep(0.2)
+        await all_runs.close()
+        return run
+
+    run = asyncio.run(work())
+    assert run.state == "stopped"
+    assert not run.report.parent.exists()
+
+
+def test_a_worker_leaves_with_its_server(tmp_path):
+    """A server that is killed closes the pipe, and its runs do not outlive it."""
+    program = (
+        "import threading, time\nfrom mhalearn.studio import worker\n"
+        "threading.Thread(target=worker._leave_with_the_server, daemon=True).start()\n"
+        "print('here', flush=True)\ntime.sleep(600)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
+    with process:
+        assert process.stdout.readline() == b"here\n"
+        process.stdin.close()
+        assert process.wait(10) == 1
+
+
+# The worker
+
+
+@pytest.mark.slow
+def test_the_worker_learns_tells_and_reports(tmp_path):
+    told = []
+    wish = Wish(heads=1, dim=4, tokens=4, examples=60)
+    worker.learn(wish, tmp_path / "report.html", told.append)
+    json.dumps(told, allow_nan=False)
+    kinds = [message["kind"] for message in told]
+    assert kinds[0] == "truth"
+    assert kinds[-1] == "ended"
+    assert {"event", "heads", "stage"} <= set(kinds)
+    errors = [m["head_error"] for m in told if m["kind"] == "event" and m["head_error"]]
+    assert errors[0] > 1e-3 > 1e-12 > errors[-1]
+    assert told[-1]["outcome"] == "RECOVERED"
+    assert told[-1]["max_error"] < 1e-12
+    assert "RECOVERED" in (tmp_path / "report.html").read_text()
+
+
+def test_the_worker_thins_what_a_fast_learner_tells():
+    told = []
+    truth = mha.random_layer(n_heads=1, d=2)
+    estimator = mha.AttentionRegressor(1)
+    watcher = worker.Watcher(truth, estimator, told.append)
+    for step in range(5000):
+        watcher.on_event(Event("adam", step, 1.0 / (step + 1), 0.0))
+        watcher.show(truth)
+    events = [message for message in told if message["kind"] == "event"]
+    assert 600 <= len(events) < 700
+    assert sum(message["kind"] == "heads" for message in told) < 60
+    watcher.on_event(Event("outcome", 0, float("nan"), 0.0, "told in any case"))
+    assert told[-1]["detail"] == "told in any case"
+    assert told[-1]["error"] is None
+
+
+def test_a_layer_is_at_hand_only_inside_an_event():
+    truth = mha.random_layer(n_heads=1, d=4)
+    examples = mha.Examples.from_callable(truth, "boolean", n=60, k=4, d=4)
+    seen = []
+    estimator = mha.AttentionRegressor(1)
+    assert estimator.layer_at_hand_() is None
+    estimator.set_params(on_event=lambda event: seen.append(estimator.layer_at_hand_()))
+    estimator.fit(examples)
+    assert estimator.layer_at_hand_() is None
+    layers = [layer for layer in seen if layer is not None]
+    assert (
+        mha.compare(layers[-1], truth).max_error < 1e-12 < mha.compare(layers[0], truth).max_error
+    )
+
+
+# The command
+
+
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "mhalearn.studio.server")
+    assert cli.run(["studio"]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.count("\n") == 1
+    assert "pip install 'mhalearn[studio]'" in complaint
+
+
+def test_a_port_that_is_taken_is_one_line(capsys):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert cli.run(["studio", "--port", str(port)]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.count("\n") == 1
+    assert f"--port {port}" in complaint
