@@ -50,7 +50,9 @@ def describe_again(settings: Mapping[str, Any], layer: AttentionLayer) -> Again:
     return Again(
         command=command,
         call=_call(settings) if known else "",
-        settings=[(str(name), _said(value)) for name, value in settings.items()],
+        settings=[
+            (str(name), _said(value)) for name, value in settings.items() if name != "command"
+        ],
         hashes=[
             ("Examples learned from", _examples_hash(layer)),
             ("Parameters of the layer", _parameters_hash(layer)),

@@ -147,9 +147,10 @@ def _mark_stages(axes: Axes, pieces: Sequence[_Piece], inches: float) -> None:
             marks[-1].append(piece)
         else:
             marks.append([piece])
+    for piece in pieces:
+        axes.axvline(piece.places[0], color=MUTED, lw=0.6, linestyle=(0, (1, 2)), zorder=0)
     for mark in marks:
         first, last, start = mark[0].number, mark[-1].number, mark[0].places[0]
-        axes.axvline(start, color=MUTED, linewidth=0.6, linestyle=(0, (1, 2)), zorder=0)
         axes.annotate(
             str(first) if first == last else f"{first}\N{EN DASH}{last}",
             (start, 1.0),
