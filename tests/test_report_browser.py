@@ -97,8 +97,8 @@ def sculpt(tmp_path_factory):
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory):
     path = tmp_path_factory.mktemp("noisy") / "report.html"
-    truth = mha.random_layer(n_heads=1, d=6, seed=1)
-    x = mha.sample_inputs("boolean", 400, 4, 6, seed=2)
+    truth = mha.random_layer(n_heads=1, d=4, seed=1)
+    x = mha.sample_inputs("gaussian", 150, 3, 4, seed=2)
     y = truth(x)
     y += 0.02 * np.random.default_rng(0).standard_normal(y.shape)
     learner = mha.AttentionRegressor(1).fit(x, y)
