@@ -1,5 +1,6 @@
 """The report: one file that stands alone, says what is certain, and escapes what it is given."""
 
+import dataclasses
 import json
 import math
 import re
@@ -12,7 +13,10 @@ import pytest
 import mhalearn as mha
 from mhalearn.outcome import Event, Outcome, Solution, Trace
 from mhalearn.report import figures
-from mhalearn.report.page import number, render
+from mhalearn.report.again import describe_again
+from mhalearn.report.descent import draw_descent, list_stages
+from mhalearn.report.numbers import number, typeset
+from mhalearn.report.page import render
 from mhalearn.report.phases import describe_phases
 from mhalearn.sculpt import telling
 from mhalearn.sculpt.body import sculpt_body
@@ -113,21 +117,25 @@ def test_every_figure_has_a_text_alternative(certificate):
     text = render(solution, truth)
     opened = re.findall(r"<svg[^>]*>\s*<title id=\"([^\"]+)\">([^<]+)</title>", text)
     assert len(opened) == text.count("<svg ")
-    assert len(opened) == 2 * 2 * 4 + 2 + 2  # heads, two matrices, four panels; two figures twice
+    # Heads, two matrices, four panels; the descent in two ways and the spectrum, for two widths.
+    assert len(opened) == 2 * 2 * 4 + 2 * 2 + 2
     assert text.count('role="img"') == len(opened)
 
 
 def test_it_says_verdict_certificate_conditions_and_how_to_repeat(certificate):
     solution, truth = learned(certificate=certificate)
-    said = Page(render(solution, truth)).text
+    text = render(solution, truth)
+    said = Page(text).text
     assert "The layer was recovered." in said
     assert "Because it fits." in said
-    assert certificate.statement in said
+    assert typeset(certificate.statement) in said
     for item in mha.check_nondegeneracy(solution.layer, k=4, seed=0).items:
         assert item.name in said
     assert "n_heads=2, method='newton', random_state=7" in said
     assert "largest relative parameter error" in said
-    assert re.search(r"[0-9a-f]{64}", said)
+    assert "mhalearn learn EXAMPLES --heads 2 --method newton --seed 7" in said
+    assert len(set(re.findall(r"\b[0-9a-f]{64}\b", text))) == 2  # the examples and the layer
+    assert "jaxlib" in said
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
@@ -143,9 +151,10 @@ def test_the_truth_is_drawn_beside_its_match():
     solution, truth = learned()
     text = render(solution, truth)
     assert Page(text).text.count("difference") >= 4
-    largest = re.findall(r"learned minus truth: at most ([0-9.e-]+) in size", text)
+    largest = re.findall(r"learned minus truth: at most (\S+) in size", text)
     assert len(largest) == 4
-    assert all(float(value) < 1e-12 for value in largest)  # the heads were given in another order
+    # The heads were given in another order.
+    assert all(value == "0" or re.search(r"10⁻¹[³⁴⁵⁶⁷⁸⁹]$", value) for value in largest)
 
 
 def test_a_truth_with_other_heads_is_said_and_not_subtracted():
@@ -277,7 +286,7 @@ def test_the_phases_are_told_in_the_papers_numbering_and_drawn():
     assert "The paper's phases" in page.text
     assert "(kd)m = 324" in page.text  # (3 x 6)^2
     assert len(page.ids) == len(set(page.ids))
-    assert text.count("<svg ") == text.count('role="img"') == 2 * 2 * 4 + 2 + 2 * 4
+    assert text.count("<svg ") == text.count('role="img"') == 2 * 2 * 4 + 2 * 2 + 2 * 4
     assert len(text) < 2_000_000
 
 
@@ -324,9 +333,85 @@ def test_phases_with_numbers_missing_or_beyond_floats_are_still_told():
         (0.0, "0"),
         (200, "200"),
         (0.0149, "0.0149"),
+        (30561.7, "30562"),
         (-0.5, "\N{MINUS SIGN}0.5"),
         (3.14e-15, "3.1\N{MULTIPLICATION SIGN}10⁻¹⁵"),
     ],
 )
 def test_numbers(value, said):
     assert number(value) == said
+
+
+def test_a_run_without_a_layer_draws_none_and_measures_none(certificate):
+    layer = mha.AttentionLayer(np.zeros((1, 3, 3)), np.zeros((1, 3, 2)))
+    settings = {"n_heads": 2, "k": 4}
+    run = Solution(layer, Outcome.STUCK, [], "It broke.", certificate, settings)
+    text = render(run, mha.random_layer(n_heads=1, d=3, out_dim=2))
+    said = Page(text).text
+    assert "<svg" not in text
+    assert "The run ended before it had a layer" in said
+    assert "there is no layer to measure" in said
+    assert "This run was not certified" in said
+
+
+def test_fewer_heads_than_asked_for_are_said():
+    solution, _ = learned(settings={"n_heads": 3, "k": 4})
+    assert "Heads, of 3 asked for2" in Page(render(solution)).text
+
+
+def test_nothing_is_promised_of_a_layer_that_was_fitted_to_all_examples(certificate):
+    unseen = dataclasses.replace(certificate, tail_bound=1.0, n_exceeding=100)
+    said = Page(render(learned(certificate=unseen)[0])).text
+    assert "Nothing is promised about unseen inputs: 100 of 100 fresh examples" in said
+    assert "The statement about unseen inputs holds" not in said
+    assert certificate.statement not in said
+    refitted = dataclasses.replace(unseen, refitted=True, statement="Noise of level 2e-2.")
+    said = Page(render(learned(certificate=refitted)[0])).text
+    assert "Noise of level 2\N{MULTIPLICATION SIGN}10⁻²." in said
+    assert "held-out examples, before a last fit to all" in said
+    assert "unseen examples" not in said
+
+
+def test_stages_are_numbered_in_figures_and_table():
+    trace = [Event("theory", 0, math.nan, 0.0)]
+    trace += [Event("round 1", i, 10.0**-i, 5 + 0.001 * i) for i in range(6)]
+    trace += [Event("polish", i, 1e-20, 5.01 + 0.001 * i) for i in range(6)]
+    assert [(s.number, s.colour) for s in list_stages(trace)] == [(1, 0), (2, 1), (3, 2)]
+    by_seconds = draw_descent(trace, "seconds", 10.0, "a")
+    by_event = draw_descent(trace, "event", 10.0, "b")
+    assert ">2\N{EN DASH}3</text>" in by_seconds  # too close to be told apart
+    assert ">2</text>" in by_event
+    assert ">3</text>" in by_event
+    assert draw_descent(trace[:2], "seconds", 10.0, "c") is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "command"),
+    [
+        ({}, ""),
+        ({"n_heads": "auto", "bias": True, "polish": False, "random_state": 3}, None),
+        ({"n_heads": 2, "command": "mhalearn demo"}, "mhalearn demo"),
+        (
+            {"n_heads": 2, "examples": "my data.npz"},
+            "mhalearn learn 'my data.npz' --heads 2",
+        ),
+    ],
+)
+def test_the_command_repeats_the_settings(settings, command):
+    expected = "mhalearn learn EXAMPLES --heads auto --seed 3 --bias --no-polish"
+    again = describe_again(settings, mha.random_layer(n_heads=1, d=2))
+    assert again.command == (expected if command is None else command)
+    assert bool(again.call) == bool(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("at most 1e-06 (0 of 3)", "at most 1\N{MULTIPLICATION SIGN}10⁻⁶ (0 of 3)"),
+        ("error 4.8e-16.", "error 4.8\N{MULTIPLICATION SIGN}10⁻¹⁶."),
+        ("1.5e+03 of 2", "1.5\N{MULTIPLICATION SIGN}10³ of 2"),
+        ("layer1e5, 0x1e5, 1e2.5", "layer1e5, 0x1e5, 1e2.5"),
+    ],
+)
+def test_powers_in_sentences_are_typeset(text, said):
+    assert typeset(text) == said

@@ -67,6 +67,7 @@ class Certificate:
     parameter_bound: float | None  # error of the worst parameter that the residual leaves room for
     intervals: Parameters | None  # half-widths at confidence 1 - delta, each on its own
     statement: str
+    refitted: bool = False  # fitted to all examples after it was certified
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers and words ready for JSON; arrays are summarised."""
@@ -215,6 +216,7 @@ def refitted(
             f"order, an interval of confidence {1 - certificate.delta:.10g} for each parameter. "
             "The layer was fitted to all examples: nothing is promised about fresh inputs."
         ),
+        refitted=True,
     )
 
 

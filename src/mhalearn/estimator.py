@@ -213,8 +213,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if information.examples < limit:
             outcome = Outcome.TOO_FEW_EXAMPLES
             reason = (
-                f"as much as {information.examples:.3g} distinct examples; the counting limit of "
-                f"this layer is {limit:.1f}"
+                f"the examples say as much as {information.examples:.3g} distinct ones; the "
+                f"counting limit of this layer is {limit:.1f}"
             )
         else:
             asked = None if isinstance(self.n_heads, str) else self.n_heads

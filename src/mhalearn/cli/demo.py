@@ -43,7 +43,9 @@ def demo(out: Folder = Path("demo"), as_json: Json = False) -> int:
     new = draw(truth, "boolean", fresh, tokens, seed=1)
     certificate = mha.certify(layer, new, learned_from=examples)
     comparison = mha.compare(layer, truth)
-    solution = dataclasses.replace(estimator.solution_, certificate=certificate)
+    solution = estimator.solution_
+    settings = solution.settings | {"command": "mhalearn demo"}
+    solution = dataclasses.replace(solution, certificate=certificate, settings=settings)
     mha.write_report(solution, paths["report"], truth=truth)
     recovered = (
         solution.outcome is mha.Outcome.RECOVERED

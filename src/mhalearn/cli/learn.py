@@ -1,5 +1,6 @@
 """learn: from examples to a layer, its certificate and its report."""
 
+import dataclasses
 import enum
 import math
 import time
@@ -122,7 +123,9 @@ def learn(
     if out is not None:
         estimator.layer_.save(out)
     if report is not None:
-        mha.write_report(estimator, report)
+        # The report names the file, so that its command can be run again.
+        settings = estimator.solution_.settings | {"examples": str(examples)}
+        mha.write_report(dataclasses.replace(estimator.solution_, settings=settings), report)
     solution, certificate = estimator.solution_, estimator.certificate_
     seconds = time.monotonic() - began
     if as_json:

@@ -1,11 +1,8 @@
-"""The report's figures of any run: matrices, singular values, the descent, a spectrum."""
+"""The report's figures of matrices: entries, singular values, a spectrum."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -15,9 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from mhalearn.outcome import Event
-from mhalearn.report.drawing import MUTED, RULE, SERIES, STYLE, calm, log_ticks, svg
-from mhalearn.report.numbers import short
+from mhalearn.report.drawing import RULE, SERIES, STYLE, calm, log_ticks, svg
+from mhalearn.report.numbers import number, short
 
 Float64 = NDArray[np.float64]
 
@@ -35,23 +31,10 @@ _DIVERGING = LinearSegmentedColormap.from_list(
     N=63,
 )
 
-# Most points of the descent that are drawn, and most cells a heat map has on a side.
-_MOST_POINTS = 600
+# Most cells a heat map has on a side.
 _MOST_CELLS = 64
-# A relative squared error of zero has no place on a log axis; it is drawn at this value.
-_SMALLEST_ERROR = 1e-34
-
-
-class Stage(NamedTuple):
-    """A contiguous run of events of one stage, as the descent's table lists it."""
-
-    name: str
-    colour: int  # 1..5, the page's series colours
-    began: float
-    ended: float
-    steps: int
-    error: float  # the last finite one, nan where there is none
-    detail: str  # of the last event that has one
+# Singular values that have their own marks; of more, a line is drawn.
+_MOST_MARKS = 40
 
 
 def heat_map(matrix: Float64, limit: float, name: str, title: str) -> Markup:
@@ -70,7 +53,9 @@ def heat_map(matrix: Float64, limit: float, name: str, title: str) -> Markup:
             np.linspace(-1, 1, 63)[None], cmap=_DIVERGING, aspect="auto", extent=(-1, 1, 0, 1)
         )
         bar.xaxis.set_major_locator(FixedLocator([-1, 0, 1]))
-        bar.set_xticks([-1, 0, 1], [f"\N{MINUS SIGN}{short(limit)}", "0", short(limit)])
+        bar.set_xticks(
+            [-1, 0, 1], [number(-limit), "0", number(limit)] if limit > 0 else ["", "0", ""]
+        )
         bar.set_yticks([])
         bar.tick_params(length=0, pad=3)
         for spine in bar.spines.values():
@@ -88,7 +73,8 @@ def singular_values(learned: Float64, truth: Float64 | None, name: str, title: s
         axes = figure.add_axes((0.21, 0.19, 0.775, 0.795))
         places = np.arange(1, learned.size + 1)
         # Many markers would make a large file and a thick line: draw a thin one.
-        few = learned.size <= _MOST_CELLS
+        few = learned.size <= _MOST_MARKS
+        # Marks at zero are drawn whole, over the axis.
         if truth is not None:
             axes.plot(
                 places,
@@ -98,77 +84,23 @@ def singular_values(learned: Float64, truth: Float64 | None, name: str, title: s
                 markersize=6.5,
                 fillstyle="none",
                 markeredgewidth=0.9,
+                clip_on=False,
             )
-        axes.plot(places, learned, "o" if few else "-", color=SERIES[0], markersize=3.2, mew=0)
+        axes.plot(
+            places,
+            learned,
+            "o" if few else "-",
+            color=SERIES[0],
+            markersize=3.2,
+            mew=0,
+            clip_on=False,
+        )
         axes.set_ylim(bottom=0)
         axes.set_xlabel("by rank", labelpad=3)
         calm(axes)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-        return svg(figure, name, title)
-
-
-def stages(trace: Sequence[Event]) -> list[Stage]:
-    """Contiguous runs of one stage, each with a colour that its name keeps."""
-    colours: dict[str, int] = {}
-    found = []
-    for stage, run in itertools.groupby(trace, key=lambda event: event.stage):
-        events = list(run)
-        errors = [event.loss for event in events if math.isfinite(event.loss)]
-        found.append(
-            Stage(
-                name=stage,
-                colour=colours.setdefault(stage, len(colours) % len(SERIES) + 1),
-                began=events[0].seconds,
-                ended=events[-1].seconds,
-                steps=len(events),
-                error=errors[-1] if errors else math.nan,
-                detail=next((event.detail for event in reversed(events) if event.detail), ""),
-            )
-        )
-    return found
-
-
-def descent(trace: Sequence[Event], width: float, name: str, title: str) -> Markup | None:
-    """Relative squared error against time on a log axis, stages marked; None without data."""
-    if not any(math.isfinite(event.loss) for event in trace):
-        return None
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, 3.1))
-        left = 0.55 / width
-        axes = figure.add_axes((left, 0.155, 1 - left - 0.12 / width, 0.8))
-        colours = {stage.name: SERIES[stage.colour - 1] for stage in stages(trace)}
-        lows, highs = [], []
-        previous: tuple[float, float] | None = None
-        budget = max(8, _MOST_POINTS // max(1, len(stages(trace))))
-        for stage, run in itertools.groupby(trace, key=lambda event: event.stage):
-            events = [event for event in run if math.isfinite(event.loss)]
-            if not events:
-                continue
-            kept = _spread(events, budget)
-            times = np.array([event.seconds for event in kept])
-            errors = np.maximum([event.loss for event in kept], _SMALLEST_ERROR)
-            if previous is not None:
-                axes.axvline(times[0], color=RULE, linewidth=0.8, zorder=0)
-                axes.plot(
-                    [previous[0], times[0]], [previous[1], errors[0]], ":", color=MUTED, lw=0.8
-                )
-            size = 2.6 if len(kept) > 1 else 5.0
-            axes.plot(
-                times, errors, "-o", color=colours[stage], markersize=size, linewidth=1.3, mew=0
-            )
-            previous = float(times[-1]), float(errors[-1])
-            lows.append(errors.min())
-            highs.append(errors.max())
-        axes.set_yscale("log")
-        low, high = math.floor(math.log10(min(lows))), math.ceil(math.log10(max(highs)))
-        axes.set_ylim(10.0 ** (low - 0.3), 10.0 ** (max(high, low + 1) + 0.3))
-        log_ticks(axes, low, max(high, low + 1))
-        axes.set_xlim(left=0)
-        axes.set_xlabel("seconds", labelpad=2)
-        axes.xaxis.set_major_locator(MaxNLocator(5 if width < 5 else 9))
-        calm(axes)
         return svg(figure, name, title)
 
 
@@ -219,14 +151,3 @@ def _thinned(matrix: Float64) -> Float64:
             high = np.maximum.reduceat(matrix, starts, axis=axis)
             matrix = np.where(high >= -low, high, low)
     return matrix
-
-
-def _spread(events: list[Event], most: int) -> list[Event]:
-    """At most about `most` events: first, last, and the highest and lowest of equal shares."""
-    if len(events) <= most:
-        return events
-    kept = {0, len(events) - 1}
-    for share in np.array_split(np.arange(len(events)), most // 2):
-        losses = [events[i].loss for i in share]
-        kept.update((int(share[np.argmin(losses)]), int(share[np.argmax(losses)])))
-    return [events[i] for i in sorted(kept)]

@@ -1,6 +1,7 @@
 """Numbers as the report writes them."""
 
 import math
+import re
 from typing import SupportsFloat
 
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -16,10 +17,17 @@ def number(quantity: SupportsFloat | None) -> str:
     if value == int(value) and abs(value) < 1e6:
         return str(int(value)).replace("-", "\N{MINUS SIGN}")
     if 1e-2 <= abs(value) < 1e5:
-        return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
-    mantissa, exponent = f"{value:.1e}".split("e")
-    mantissa = mantissa.replace("-", "\N{MINUS SIGN}")
-    return f"{mantissa}\N{MULTIPLICATION SIGN}10{str(int(exponent)).translate(RAISED)}"
+        return f"{value:{'.3g' if abs(value) < 1e3 else '.0f'}}".replace("-", "\N{MINUS SIGN}")
+    return typeset(f"{value:.1e}".replace("-", "\N{MINUS SIGN}", int(value < 0)))
+
+
+def typeset(text: str) -> str:
+    """A sentence with its 3.1e-15 written as 3.1×10⁻¹⁵."""
+
+    def power(match: re.Match[str]) -> str:
+        return f"{match[1]}\N{MULTIPLICATION SIGN}10{str(int(match[2])).translate(RAISED)}"
+
+    return re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)e([+-]?\d+)(?![\w.]*\w)", power, text)
 
 
 def short(value: float) -> str:

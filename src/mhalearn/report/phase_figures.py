@@ -17,7 +17,7 @@ from mhalearn.report.drawing import CARD, MUTED, SERIES, STYLE, calm, log_ticks,
 from mhalearn.report.numbers import short
 
 # Inches: beside a table on a desk, and on a telephone.
-WIDE, NARROW = 6.1, 4.6
+WIDE, NARROW = 6.1, 4.2
 # Zero has no place on a log axis; it is drawn at this value.
 _SMALLEST = 1e-16
 # Numbers that are joined by a line although each has its dot.

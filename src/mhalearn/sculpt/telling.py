@@ -38,8 +38,8 @@ def tell_theory(examples: Examples, n_heads: int | str, trace: Trace) -> None:
     trace.emit(
         "theory",
         detail=(
-            f"theorem: N of order (kd)^m = 1e{m * digits:.1f} examples, time (kd)^(m^3) = "
-            f"1e{m**3 * digits:.1f}; used: {examples.n:.2g} examples"
+            f"theorem: N of order (kd)^m = 10^{m * digits:.1f} examples, time (kd)^(m^3) = "
+            f"10^{m**3 * digits:.1f}; used: {examples.n} examples"
         ),
         log10_examples=m * digits,
         log10_time=m**3 * digits,

@@ -1,0 +1,126 @@
+"""The heads: their matrices as pictures, beside the truth and the difference where it is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from mhalearn.layer import AttentionLayer
+from mhalearn.matching import Comparison, compare
+from mhalearn.report import figures
+from mhalearn.report.numbers import number
+
+Float64 = NDArray[np.float64]
+Panel = tuple[str, Markup]
+
+# Heads that are drawn, and that are listed: what keeps the file under 2 MB at any size.
+MOST_DRAWN, MOST_LISTED = 12, 256
+# Singular values below this share of the largest are rounding, and a few of them are drawn.
+_ROUNDING, _FEW = 1e-10, 4
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head of the learned layer, in the truth's order where the truth is known."""
+
+    name: str
+    theta_norm: float
+    w_norm: float
+    theta_error: float | None
+    w_error: float | None
+    rows: list[list[Panel]]  # labelled figures: a row for Theta, a row for W
+
+
+@dataclass(frozen=True)
+class Match:
+    """The truth beside the learned layer, and how far apart they are."""
+
+    truth: AttentionLayer
+    found: Comparison
+
+
+def match_heads(layer: AttentionLayer, truth: AttentionLayer) -> Match | None:
+    """Head by head, where both layers have heads of the same shape, number and mask."""
+    found = compare(layer, truth)
+    return Match(truth, found) if found.comparable else None
+
+
+def describe_heads(layer: AttentionLayer, match: Match | None) -> list[Head]:
+    """The first heads in pictures, more of them in numbers."""
+    order = range(layer.n_heads) if match is None else match.found.order.tolist()
+    heads = []
+    for i, learned in enumerate(order[:MOST_LISTED]):
+        theta, w = layer.theta[learned], layer.w[learned]
+        drawn = [] if i >= MOST_DRAWN else [("Θ", "theta", theta), ("W", "w", w)]
+        heads.append(
+            Head(
+                name=f"Head {i + 1}",
+                theta_norm=float(np.linalg.norm(theta)),
+                w_norm=float(np.linalg.norm(w)),
+                theta_error=None if match is None else float(match.found.theta_errors[i]),
+                w_error=None if match is None else float(match.found.w_errors[i]),
+                rows=[
+                    _panels(
+                        matrix,
+                        None if match is None else getattr(match.truth, parameter)[i],
+                        symbol,
+                        f"head-{i + 1}-{parameter}",
+                    )
+                    for symbol, parameter, matrix in drawn
+                ],
+            )
+        )
+    return heads
+
+
+def _panels(matrix: Float64, truth: Float64 | None, symbol: str, name: str) -> list[Panel]:
+    """A matrix of a head: as learned, as it truly is, the difference, its singular values."""
+    title = f"Head {name.split('-')[1]}, {symbol}"
+    rows, columns = matrix.shape
+    shown = [("learned", matrix)] if truth is None else [("learned", matrix), ("truth", truth)]
+    limit = max(float(np.abs(m).max()) for _, m in shown)
+    panels = []
+    for what, m in shown:
+        described = (
+            f"{title}, {what}: heat map of {rows} by {columns} entries between "
+            f"{number(m.min())} and {number(m.max())}"
+        )
+        panels.append(
+            (f"{symbol}, {what}", figures.heat_map(m, limit, f"{name}-{what}", described))
+        )
+    if truth is not None:
+        difference = matrix - truth
+        largest = float(np.abs(difference).max())
+        described = f"{title}, learned minus truth: at most {number(largest)} in size"
+        panels.append(
+            ("difference", figures.heat_map(difference, largest, f"{name}-difference", described))
+        )
+    return [*panels, _spectrum_panel(matrix, truth, symbol, f"{name}-values", title)]
+
+
+def _spectrum_panel(
+    matrix: Float64, truth: Float64 | None, symbol: str, name: str, title: str
+) -> Panel:
+    values = _singular_values(matrix)
+    true_values = None if truth is None else _singular_values(truth)
+    rank, drawn = values.size, values.size
+    if values[0] > 0:
+        rank = int(np.sum(values > _ROUNDING * values[0]))
+        drawn = min(values.size, rank + _FEW)
+    described = (
+        f"{title}: {values.size} singular values between {number(values[-1])} "
+        f"and {number(values[0])}"
+    )
+    caption = f"singular values of {symbol}"
+    if rank < values.size:
+        caption += f", rank {rank}"
+        described += f", {rank} of them above rounding"
+    of_truth = None if true_values is None else true_values[:drawn]
+    return caption, figures.singular_values(values[:drawn], of_truth, name, described)
+
+
+def _singular_values(matrix: Float64) -> Float64:
+    return np.asarray(np.linalg.svd(matrix, compute_uv=False), np.float64)
