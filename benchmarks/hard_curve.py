@@ -10,7 +10,7 @@ from rich.table import Table
 
 from mhalearn.hardness.curve import LEARNERS, Cell, asdict, growth, measure_cost, summarise
 
-SHAPES = ((2, 8), (2, 16), (2, 32), (4, 8), (4, 16), (6, 8), (6, 16))
+SHAPES = ((2, 8), (2, 16), (2, 32), (4, 8), (4, 16), (6, 8))
 
 
 def main() -> None:

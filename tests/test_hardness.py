@@ -19,6 +19,7 @@ from mhalearn.hardness.attacks import (
 )
 from mhalearn.hardness.curve import Cell, Cost, growth, read_coordinates, record_of, summarise
 from mhalearn.hardness.dimension import by_degree, generic_dimension, parity_dimension, walsh
+from mhalearn.hardness.plot import draw_curve
 from mhalearn.hardness.queries import cube
 
 FAMILIES = ("parity", "rounding")
@@ -242,6 +243,23 @@ def test_costs_that_were_not_paid_are_lower_bounds():
     assert rate.at_least
     assert rate.factor == pytest.approx(math.exp(np.polyfit([2, 4, 6], np.log([1, 16, 40]), 1)[0]))
     assert growth(summarise([*records(2, 0, 1.0), *records(4, 0, 1.0)])) == []
+
+
+def test_costs_are_drawn_with_the_line_of_the_trivial_predictor(tmp_path):
+    cells = [
+        Cell(family, m, d, "adam")
+        for family in ("parity", "generic")
+        for m in (2, 4)
+        for d in (8, 16)
+    ]
+    records = [
+        record_of(cell, 5.0, Cost(0, cell.n_heads == 2, True, 100, 2.0, 0.1, "")) for cell in cells
+    ]
+    path = tmp_path / "curve.svg"
+    draw_curve([*records, {**records[0], "seed": 1, "relative_mse": 0.0}], path)
+    text = path.read_text()
+    assert "<svg" in text
+    assert text.count("stroke-dasharray: 6,3") >= 2  # one in each lower panel
 
 
 def test_the_command_writes_layer_secret_and_examples(tmp_path, capsys):

@@ -84,11 +84,16 @@ def rounding(
 def curve(
     heads: Annotated[str, typer.Option(help="Numbers of heads, between commas.")] = "2,4,6",
     dims: Annotated[str, typer.Option(help="Features of a token, between commas.")] = "8",
-    methods: Annotated[str, typer.Option(help="Learners, between commas.")] = "newton,adam",
+    methods: Annotated[
+        str, typer.Option(help="Learners, between commas.")
+    ] = "newton,sculpt,adam,lbfgs",
     secrets: Annotated[int, typer.Option(min=1, help="Secrets for each shape.")] = 3,
     budget: Annotated[float, typer.Option(min=0.1, help="Seconds for each fit.")] = 5.0,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the records as JSON.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the costs as an SVG picture.")
     ] = None,
     as_json: Json = False,
 ) -> int:
@@ -106,8 +111,9 @@ def curve(
     for m in counts:
         if m < 2 or m % 2 or m + 1 > min(widths):
             raise ValueError(f"--heads {m}: give even numbers below --dims, such as 2,4,6")
-    if out is not None:
-        storage.check_writable(out)
+    for path in (out, plot):
+        if path is not None:
+            storage.check_writable(path)
     use_compilation_cache()
     cells = [
         Cell(family, m, d, method)
@@ -127,6 +133,10 @@ def curve(
     if out is not None:
         text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
         storage.write_atomically(out, text.encode())
+    if plot is not None:
+        from mhalearn.hardness.plot import draw_curve
+
+        draw_curve(records, plot)
     if as_json:
         print_json(facts)
         return Exit.DONE
