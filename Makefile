@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-oldest docs lint format clean
+.PHONY: demo test test-slow test-oldest bench docs lint format clean
 
 # The main job: learn an unknown layer, certify it, write layer and report to demo/.
 demo: $(VENV)/.installed
@@ -19,6 +19,10 @@ test-slow: $(VENV)/.installed-dev
 # The lower bounds of pyproject.toml, in an environment of their own.
 test-oldest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow tests/test_install.py -k oldest
+
+# Beside other solvers, in less than half an hour; fails when a figure got worse. build/bench/bench.md
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/bench.py
 
 # The pages, in build/site; a warning fails.
 docs: $(VENV)/.installed-dev

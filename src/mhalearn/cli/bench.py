@@ -1,0 +1,38 @@
+"""bench: the comparison with other solvers, which comes with the source."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mhalearn.cli.ending import Exit, guarded
+
+commands = typer.Typer()
+_SCRIPT = Path("benchmarks") / "bench.py"
+
+
+@commands.command(
+    epilog="Examples:\n\n  mhalearn bench\n\n  mhalearn bench speed noise\n\n"
+    "Needs a clone of the source, and pip install 'mhalearn[bench]'."
+)
+@guarded
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="speed, limit, noise, methods, hard; or all."),
+    ] = None,
+) -> int:
+    """Compare with Adam, L-BFGS, SciPy and optimistix, and with the figures committed before.
+
+    Ends with code 3 if a figure got worse.
+    """
+    if not _SCRIPT.exists():
+        raise ValueError(
+            f"{_SCRIPT} is not here: the comparison comes with the source; run it in a clone"
+        )
+    done = subprocess.run([sys.executable, str(_SCRIPT), *(names or [])])
+    if done.returncode == 2:
+        return Exit.BAD_INPUT
+    return Exit.DONE if done.returncode == 0 else Exit.NOT_RECOVERED
