@@ -9,8 +9,8 @@ from ledger import console, opened, study
 from mhalearn.hardness.curve import Cell, asdict, measure_cost
 
 HEADS, WIDTH, RATIO = 4, 8, 16.0
-MIXES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-SHARPNESSES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+MIXES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+SHARPNESSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 DIALS = [{"mix": mix, "sharpness": 8.0} for mix in MIXES]
 DIALS += [{"mix": 0.0, "sharpness": sharpness} for sharpness in SHARPNESSES[:-1]]
 
