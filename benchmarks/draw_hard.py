@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import matplotlib
-from hard_dial import DIALS
+from hard_dial import DIALS, SHARPNESSES
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from mhalearn.hardness.curve import LEARNED
 from mhalearn.hardness.plot import COLORS, draw_curve
@@ -46,6 +47,8 @@ def draw_dial(path: Path) -> None:
                 axes.plot(*zip(*shares, strict=True), "o-", color=color, label=method, ms=4, lw=1.2)
         axes.set_xlabel({"mix": "mix (0 hard, 1 random)", "sharpness": "sharpness"}[dial])
     panels[1].set_xscale("log")
+    panels[1].set_xticks(SHARPNESSES, [f"{value:g}" for value in SHARPNESSES])
+    panels[1].xaxis.set_minor_formatter(NullFormatter())
     panels[0].set_ylabel("share of secrets learned")
     panels[0].legend(frameon=False, fontsize=8)
     figure.savefig(path, metadata={"Date": None})

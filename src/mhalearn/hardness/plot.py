@@ -38,9 +38,11 @@ def draw_curve(records: Iterable[dict[str, Any]], path: Path) -> None:
                     below.plot(x, errors, dash, marker="o", color=color, lw=1.2, ms=4)
             below.axhline(TRIVIAL, color="#555555", lw=1, ls=(0, (6, 3)))
             below.axhline(LEARNED, color="#bbbbbb", lw=1)
-            above.set(yscale="log", xticks=heads)
+            span = heads[0] - 0.5, heads[-1] + 0.5
+            above.set(yscale="log", xticks=heads, xlim=span)
             above.set_title(f"d = {d}", loc="left", fontsize=10)
-            below.set(yscale="log", ylim=(_LEAST / 10, 1e2), xticks=heads, xlabel="heads m")
+            below.set(yscale="log", ylim=(_LEAST / 10, 1e2), xlabel="heads m")
+            below.set(xticks=heads, xlim=span)
         panels[0, 0].set_ylabel("seconds a success\n(hollow: at least)")
         panels[1, 0].set_ylabel("median error on fresh inputs\n(dashes: all known but the secret)")
         for method, color in COLORS.items():
