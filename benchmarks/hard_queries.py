@@ -27,7 +27,7 @@ def dimension_of(family: str, m: int, d: int) -> dict:
 def queries_of(m: int, d: int, tolerance: float, seed: int) -> dict:
     layer, secret = hard_layer("parity", n_heads=m, d=d, seed=seed)
     x = cube(d)
-    oracle = QueryOracle(x, layer(x), tolerance, seed)
+    oracle = QueryOracle(x, layer(x), tolerance)
     found = learn_by_queries(oracle, secret, max_queries=20_000)
     return {"asked": oracle.asked, "found": found == secret.coordinates}
 

@@ -17,13 +17,12 @@ Written by `benchmarks/write_hard.py` from the JSON in `benchmarks/results`; no 
 by hand.
 
 **Two theorems.** Chen and Li prove that a non-degenerate layer can be learned from random +-1
-examples in time (dk)^{O(m^3)} for m heads (Theorem 1.2). They also prove that some exponential
-dependence on m cannot be avoided in the worst case, even with two tokens: statistical-query
-algorithms need d^{Omega(m)} queries, and under a cryptographic assumption no efficient algorithm
-of any kind succeeds (Theorem 1.3). This page makes the second theorem tangible with two families of
-layers one can generate, check, attack and plot. They are built on the same idea, sharp heads of
-alternating sign that add up to a square wave, in a form derived for this software; the theorems are
-the paper's.
+examples in time (dk)^{O(m^3)} for m heads (Theorem 1.2). They also prove that in the worst case some
+exponential dependence on m cannot be avoided, even with two tokens: for statistical-query algorithms,
+and, where m grows with d, for all efficient algorithms under a cryptographic assumption
+(Theorem 1.3). This page makes the second theorem tangible with two families of layers one can
+generate, check, attack and plot. They are built on the same idea, sharp heads of alternating sign
+that add up to a square wave, in a form derived for this software; the theorems are the paper's.
 
 ```python
 import mhalearn as mha
@@ -53,11 +52,13 @@ For small d all 4^d inputs can be listed. The part of the label that depends on 
 the largest |correlation| of an entry with a product of fewer than m - 1 bits of b and any product
 of bits of x_1. *m - 1 bits*: the largest with just as many. *Two layers*: the largest
 |correlation| between the labels of two layers of the class, all binomial(d - 1, m) secrets or as
-many random layers. *Dimension*: how many layers are almost orthogonal, min(size, 1 / largest
-correlation); a learner that sees averages only must ask about that many times the square of its
-tolerance.
+many random layers. *Pairwise bound*: min(class, 1 / largest correlation), a lower bound on
+the statistical dimension from the worst pair; a learner that sees averages only must ask about that
+many times the square of its tolerance. For so small d this says little in itself: what it is a
+finite instance of is that no two of binomial(d - 1, m) secrets, of the order of d^m, are
+correlated. Of random layers the worst pair decides the column.
 
-| family | m | d | few bits | m - 1 bits | two layers | class | dimension | d^m |
+| family | m | d | few bits | m - 1 bits | two layers | class | pairwise bound | d^m |
 |---|---|---|---|---|---|---|---|---|
 """
 
@@ -72,17 +73,20 @@ for it:
 """
 
 CURVE = """
-With a tolerance above the quarter that the right product correlates with, the secret is hidden.
+The right product correlates with an entry of the label by a quarter. From a tolerance of half of
+that on the secret is hidden from this learner, which then asks nothing.
 
 ## What it costs our learners
 
-Secrets learned within the budget, seconds spent for each (> : none was learned, so at least that
-much), and the median number of examples of those learned. Each learner gets 16 times the counting
-limit of examples and, if that fails, 128 times; {budget} seconds a fit, which are overrun where
-single steps are long (d = 32). Learned means relative squared error at most 0.01 on fresh inputs,
-and the secret's coordinates are those that move the outputs most. (Two-token layers have exact
-twins, so heads are not compared.) Not to know the secret leaves one half. Cores were shared, so
-seconds are upper bounds, and near a budget also a cause of failure.
+Secrets learned within the budget; seconds spent for each that was learned; and the median number
+of examples of those. Where none of n was learned the chance of success is at most 1 - 0.05^(1/n),
+with 95 % confidence, and the seconds of a try over that chance are what is printed, after a >.
+Each learner gets 16 times the counting limit of examples and, if that fails, 128 times; {budget}
+seconds a fit, which are overrun where single steps are long (d = 32), and which sculpt, that
+gives up by itself, does not use. Learned means relative squared error at most 0.01 on fresh
+inputs, and the secret's coordinates are those that move the outputs most. (Two-token layers have
+exact twins, so heads are not compared.) To ignore the secret leaves one half. Cores were shared
+by other work: near a budget that may be a cause of failure.
 
 ![Seconds a success and errors against the number of heads](images/hard_curve.svg)
 
@@ -91,8 +95,8 @@ seconds are upper bounds, and near a budget also a cause of failure.
 """
 
 GROWTH = """
-Seconds a success grow, with each head, by these factors (least squares in the logarithm; > where a
-cost is only known to be larger; left out where two heads were not learned either):
+The printed seconds grow, with each head, by these factors (least squares in the logarithm; > where
+the costs of the most heads are lower bounds; left out where those of few heads are):
 
 | family | d | learner | factor a head |
 |---|---|---|---|
@@ -102,11 +106,12 @@ ATTACKS = """
 ## Attacks that do not obey the rules
 
 Whoever guesses the structure reads one bit from every example with b_0 = -1, and a noiseless
-**parity** is a linear system over GF(2): about d such examples, twice as many in all, give the
-secret (`mhalearn.hardness.attacks.break_parity`). Label noise flips bits; elimination on all
-examples then fails at the first wrong one, and elimination on up to 200 random subsets of d + 3
-succeeds while a subset without one is likely. Noise is relative to the labels' root mean square;
-a label has d entries that speak of one bit, so that much of it is needed.
+**parity** is a linear system over GF(2): a little more than d such examples, twice as many in all,
+give the secret (`mhalearn.hardness.attacks.break_parity`). Label noise flips bits; elimination on all
+examples then fails at the first wrong one. Elimination on up to 200 random subsets of d + 3 still
+succeeds while a subset without a wrong bit is likely; a secret counts as found only if the other
+examples agree with it more often than chance allows. Noise is relative to the labels' root mean
+square; a label has d entries that speak of one bit, so that much of it is needed.
 
 | m | d | examples / d | noise | wrong bits | secrets broken |
 |---|---|---|---|---|---|
@@ -135,17 +140,20 @@ limit of examples.
 
 ## What is hard, for whom
 
-- *Proved*: learners that see only averages up to a tolerance (statistical queries: moment methods
-  such as phase 1 of sculpt, gradient descent on noisy gradients) need d^{{Omega(m)}} queries or a
-  tolerance of d^{{-Omega(m)}} for parities. The tables above are the finite instances of that.
+- *Proved*, for the closed form of the parities (and for correlations with the labels of sharp
+  layers): learners that see only averages up to a tolerance, such as moment methods, need
+  d^{{Omega(m)}} queries or a tolerance of d^{{-Omega(m)}}. The last digits of a finitely sharp layer
+  tell more: queries that look at them are not bound by this.
 - *Not hard*: parities without noise, for whoever guesses the family. Hardness for statistical
   queries is not hardness for everybody.
 - *Assumed*: with label noise the parities are sparse parities with noise, conjectured to take time
-  d^{{Omega(m)}}; roundings with a modulus that grows are learning with rounding,
-  conjectured hard by reduction from lattice problems in its usual parameters. Our small instances
-  prove nothing about either: they show how the cost of known attacks grows.
-- *Only measured*: what newton, Adam and L-BFGS do. They see single examples, not averages;
-  nothing proves that they must fail, and with few heads and small d they do not.
+  d^{{Omega(m)}}. The roundings have the shape of learning with rounding, with bits for inputs and a
+  wave that is only spread out where m is of the order of sqrt(d) or more; no reduction is claimed
+  for them. Our small instances prove nothing about either: they show how the cost of known attacks
+  grows.
+- *Only measured*: what newton, Adam and L-BFGS do. They use exact averages over a finite sample,
+  not answers with a tolerance; nothing proves that they must fail, and with two heads and small d
+  they do not.
 """
 
 

@@ -19,6 +19,9 @@ from mhalearn.layer import Float64
 Bits = NDArray[np.uint8]
 # Secrets that are looked at together, and examples that reject most of them.
 _AT_ONCE, _FIRST = 2**16, 24
+# Equations beyond the unknowns that a solution must meet, and how often chance may pass (by
+# Hoeffding's inequality) for a secret.
+_SPARE, _CHANCE = 4, 1e-3
 
 
 @dataclass(frozen=True)
@@ -62,31 +65,29 @@ def eliminate(equations: Bits, right: Bits) -> Bits | None:
 def break_parity(
     examples: Examples, projection: Float64, *, tries: int = 1, seed: int = 0
 ) -> Broken:
-    """Gaussian elimination on all examples; then on random subsets of as many as unknowns.
+    """Gaussian elimination on all examples; then on random subsets of a few more than unknowns.
 
-    A subset without a wrong bit gives the secret, and of those found the one that most examples
-    agree with wins; it must explain three quarters of them.
+    A subset without a wrong bit gives the secret. What a subset says is believed if the other
+    examples agree with it far more often than chance would have it, in any of the tries.
     """
     equations, right = read_bits(examples, projection)
-    unknowns = equations.shape[1]
+    count, unknowns = equations.shape
     found = eliminate(equations, right)
-    if found is not None:
+    if found is not None and count >= unknowns + _SPARE:
         return Broken(np.concatenate([[0], found]).astype(np.int64), 1, examples.n)
     rng = np.random.default_rng([seed, 0x6F2])
-    best, agreed = None, 0.75
-    for attempt in range(1, tries):
-        if len(right) < unknowns:
-            break
-        chosen = rng.choice(len(right), min(len(right), unknowns + 4), replace=False)
+    size = unknowns + _SPARE
+    best, least = None, 0.5 + math.sqrt(math.log(tries / _CHANCE) / (2 * max(1, count - size)))
+    for _ in range(tries if count > size else 0):
+        order = rng.permutation(count)
+        chosen, others = order[:size], order[size:]
         found = eliminate(equations[chosen], right[chosen])
         if found is None:
             continue
-        agreement = float(np.mean((equations @ found) % 2 == right))
-        if agreement > agreed:
-            best, agreed = np.concatenate([[0], found]).astype(np.int64), agreement
-            if agreement == 1.0:
-                return Broken(best, attempt + 1, examples.n)
-    return Broken(best, tries, examples.n)
+        agreement = float(np.mean((equations[others] @ found) % 2 == right[others]))
+        if agreement > least:
+            best, least = np.concatenate([[0], found]).astype(np.int64), agreement
+    return Broken(best, 1 + tries, examples.n)
 
 
 def break_rounding_by_search(

@@ -21,7 +21,7 @@ from mhalearn.layer import AttentionLayer
 from mhalearn.teachers import random_layer
 
 LEARNERS = ("newton", "sculpt", "adam", "lbfgs")
-# Relative squared error on fresh inputs that counts as learned; not to know the secret makes 1/2.
+# Relative squared error on fresh inputs that counts as learned; who ignores the secret makes 1/2.
 LEARNED = 0.01
 # Times the counting limit of examples that are tried, one after the other.
 RATIOS = (16.0, 128.0)
@@ -115,12 +115,12 @@ class Line:
     cell: Cell
     learned: int
     secrets: int
-    seconds: float  # spent for each secret learned; with none learned, in all
+    seconds: float  # for each secret learned; with none learned, a lower bound
     examples: float | None  # the median of those learned
 
     @property
     def at_least(self) -> bool:
-        """Whether the cost is only known to be larger."""
+        """Whether the cost is only known to be larger, with 95 % confidence."""
         return self.learned == 0
 
 
@@ -135,7 +135,10 @@ def summarise(records: Iterable[dict[str, Any]]) -> list[Line]:
         done = [row for row in rows if row.get("learned")]
         spent = sum(row.get("seconds", 0.0) for row in rows)
         examples = float(np.median([row["examples"] for row in done])) if done else None
-        lines.append(Line(cell, len(done), len(rows), spent / max(1, len(done)), examples))
+        # Where all of n fail, the chance of success is at most this, with 95 % confidence.
+        at_most = 1 - 0.05 ** (1 / len(rows))
+        cost = spent / len(done) if done else spent / len(rows) / at_most
+        lines.append(Line(cell, len(done), len(rows), cost, examples))
     return lines
 
 
@@ -153,7 +156,8 @@ class Growth:
 def growth(lines: Iterable[Line]) -> list[Growth]:
     """Fitted by least squares to the logarithm; a lower bound where one of the costs is one.
 
-    Nothing is said where the fewest heads already cost more than was spent.
+    Nothing is said where a cost below the mean number of heads is one: a larger cost there would
+    make the slope smaller.
     """
     groups: dict[tuple[str, int, str], list[Line]] = {}
     for line in lines:
@@ -162,9 +166,10 @@ def growth(lines: Iterable[Line]) -> list[Growth]:
     found = []
     for (family, d, method), own in groups.items():
         own.sort(key=lambda line: line.cell.n_heads)
-        if len(own) < 2 or own[0].at_least:
-            continue
         heads = [line.cell.n_heads for line in own]
+        middle = sum(heads) / len(heads)
+        if len(own) < 2 or any(o.at_least and o.cell.n_heads < middle for o in own):
+            continue
         slope = float(np.polyfit(heads, np.log([line.seconds for line in own]), 1)[0])
         bound = any(line.at_least for line in own)
         found.append(Growth(family, d, method, math.exp(slope), bound))

@@ -25,8 +25,9 @@ class Dimension:
     by_degree: the largest |correlation| of a label's entry, of unit mean square, with a product of
         r bits of b and any product of bits of x_1, for r = 0, 1, ..., over the first layer.
     largest: |correlation| between the labels of two layers of the class.
-    size: layers in the class; dimension: min(size, 1 / largest), the number of almost orthogonal
-        ones: with tolerance t, about t^2 as many queries are needed.
+    size: layers in the class; dimension: min(size, 1 / largest), a lower bound on the
+        statistical dimension from the worst pair. With tolerance t about t^2 as many queries are
+        needed, which says something only where it is large.
     """
 
     by_degree: tuple[float, ...]

@@ -41,6 +41,29 @@ class Secret:
     n_heads: int
     modulus: int
 
+    def __post_init__(self) -> None:
+        weights, size = np.asarray(self.weights), np.asarray(self.projection).shape
+        even = self.n_heads > 0 and self.modulus > 0 and not (self.n_heads % 2 or self.modulus % 2)
+        if self.family not in FAMILIES or not even:
+            raise ValueError("a secret is of the family parity or rounding, its numbers even")
+        if (
+            weights.ndim != 1
+            or size != (len(weights),) * 2
+            or not np.issubdtype(weights.dtype, int)
+        ):
+            raise ValueError(
+                f"weights {weights.shape}, projection {size}: pass d integers and d x d"
+            )
+        if not np.isfinite(self.projection).all() or weights.min() < 0 or weights[0] != 0:
+            raise ValueError(
+                "weights are not negative, the first is 0, and the projection is finite"
+            )
+        if weights.sum() > largest_sum(self.n_heads, self.modulus):
+            raise ValueError(
+                f"the weights sum to {weights.sum()}: with {self.n_heads} heads and modulus "
+                f"{self.modulus} at most {largest_sum(self.n_heads, self.modulus)} is periodic"
+            )
+
     @property
     def coordinates(self) -> tuple[int, ...]:
         return tuple(np.flatnonzero(self.weights).tolist())
@@ -60,7 +83,11 @@ class Secret:
         return shown[:, None, None] * differences(x) @ self.projection
 
     def free_part(self, x: ArrayLike) -> Float64:
-        """The part of the labels that depends on no secret, and the best guess without one."""
+        """The part of the labels that depends on no secret.
+
+        For a parity it leaves half of their energy; little less can be left without the secret
+        where there are many.
+        """
         return -is_shown(x)[:, None, None] * differences(x) @ self.projection
 
     def save(self, path: str | Path) -> None:
@@ -74,16 +101,18 @@ def load_secret(path: str | Path) -> Secret:
     """Read a secret that `Secret.save` wrote."""
     needed = ("weights", "projection")
     tensors, facts = storage.read_tensors(path, kind="secret", required=needed)
-    weights, projection = (tensors[name] for name in needed)
     try:
-        n_heads, modulus = int(facts["n_heads"]), int(facts["modulus"])
-        family = facts["family"]
-    except (KeyError, ValueError):
-        raise ValueError(f"{storage.show(path)}: not a secret: its facts are missing") from None
-    square = projection.ndim == 2 and projection.shape == (weights.size, weights.size)
-    if family not in FAMILIES or weights.ndim != 1 or not square or n_heads < 1 or modulus < 2:
-        raise ValueError(f"{storage.show(path)}: not a secret of a hard layer")
-    return Secret(family, weights.astype(np.int64), projection, n_heads, modulus)
+        return Secret(
+            facts["family"],
+            tensors["weights"],
+            tensors["projection"],
+            int(facts["n_heads"]),
+            int(facts["modulus"]),
+        )
+    except KeyError as missing:
+        raise ValueError(f"{storage.show(path)}: not a secret: no {missing}") from None
+    except ValueError as error:
+        raise ValueError(f"{storage.show(path)}: {error}") from None
 
 
 def hard_layer(
@@ -104,8 +133,8 @@ def hard_layer(
     sharpness: the layer is within 4 exp(-sharpness) |(x_2 - x_1) U| of `Secret.labels`.
     mix: 0 is the hard layer, 1 a random one of the same shape; between, their parameters mixed.
     Source: the lower-bound constructions of Chen & Li, in the form derived for two tokens.
-    Trust: `Secret.labels` is exact in the limit; hardness is for learners that are restricted
-    (statistical queries, parity) or under an assumption (learning with rounding), not for all.
+    Trust: `Secret.labels` is exact in the limit. What is proved of parities is proved of that
+    limit and of correlations; the last digits of a finitely sharp layer tell more.
     """
     n_heads, d = check_count("n_heads", n_heads), check_count("d", d)
     if family not in FAMILIES:
@@ -191,11 +220,12 @@ def _random_integers(
     if d < 2:
         raise ValueError(f"d={d}: coordinate 0 shows the label; pass at least 2")
     most = largest_sum(n_heads, modulus)
-    weights = np.concatenate([[0], rng.integers(0, entry_bound(n_heads, d, modulus) + 1, d - 1)])
-    while weights.sum() > most:  # few draws are, and by little
+    bound = entry_bound(n_heads, d, modulus)
+    weights = np.concatenate([[0], rng.integers(0, bound + 1, d - 1)])
+    while weights.sum() > most:
         weights[rng.choice(np.flatnonzero(weights))] -= 1
-    if not weights.any():
-        weights[rng.integers(1, d)] = 1
+    while weights.sum() < modulus // 2:  # else no count would reach the first step
+        weights[rng.integers(1, d)] += 1
     return weights.astype(np.int64)
 
 

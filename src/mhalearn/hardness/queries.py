@@ -14,6 +14,9 @@ from mhalearn.layer import Float64
 # Queries map all inputs and labels (n, 2, d), (n, 2, e) to one number from -1 to 1 an example.
 Query = Callable[[NDArray[Any], Float64], Float64]
 
+# Between the correlation of the right product with an entry of the label, a quarter, and none.
+_HALFWAY = 1 / 8
+
 
 @dataclass
 class QueryOracle:
@@ -21,19 +24,19 @@ class QueryOracle:
 
     x, y: all inputs of a small dimension (`cube`) with their labels, for exact averages; or a
     sample, whose own error must be small against the tolerance.
-    The error is uniform in [-tolerance, tolerance], the same for the same seed.
+    Answers are rounded to multiples of twice the tolerance, so that asking again tells no more.
     """
 
     x: NDArray[Any]
     y: Float64
     tolerance: float
-    seed: int = 0
     asked: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance <= 1:
             raise ValueError(f"tolerance={self.tolerance}: pass a number from 0 to 1")
-        self._rng = np.random.default_rng([self.seed, 0x5A])
+        if len(self.x) != len(self.y) or not len(self.x):
+            raise ValueError(f"{len(self.x)} inputs, {len(self.y)} labels: pass as many, not none")
 
     def ask(self, query: Query) -> float:
         values = np.asarray(query(self.x, self.y), dtype=np.float64)
@@ -42,13 +45,14 @@ class QueryOracle:
         if not np.all(np.abs(values) <= 1 + 1e-9):
             raise ValueError("the query leaves [-1, 1]: scale it down")
         self.asked += 1
-        return float(values.mean() + self._rng.uniform(-self.tolerance, self.tolerance))
+        mean, unit = float(values.mean()), 2 * self.tolerance
+        return unit * round(mean / unit) if unit > 0 else mean
 
 
 def learn_by_queries(
     oracle: QueryOracle, family: Secret, max_queries: int | None = None
 ) -> tuple[int, ...] | None:
-    """The secret coordinates of a parity, by correlations alone; None where they hide it.
+    """The secret coordinates of a parity, by correlations alone; None where it cannot tell.
 
     `family` gives what is public, the projection and the free part; its weights are not looked at.
     Asks for the correlation of every entry of the label with every product of ever more bits: the
@@ -56,13 +60,15 @@ def learn_by_queries(
     heads, after all of smaller degree.
     """
     d = len(family.projection)
+    if oracle.tolerance >= _HALFWAY:
+        return None
     for size in range(d - 1):
         for others in combinations(range(1, d), size):
             for entry in sorted(set(range(1, d)) - set(others)):
                 if max_queries is not None and oracle.asked >= max_queries:
                     return None
                 found = oracle.ask(_correlation(family, entry, others))
-                if abs(found) > 1 / 8:  # the middle between none and a quarter
+                if abs(found) > _HALFWAY:
                     return tuple(sorted((entry, *others)))
     return None
 
