@@ -17,12 +17,13 @@ Written by `benchmarks/write_hard.py` from the JSON in `benchmarks/results`; no 
 by hand.
 
 **Two theorems.** Chen and Li prove that a non-degenerate layer can be learned from random +-1
-examples in time (dk)^{O(m^3)} for m heads (Theorem 1.2). They also prove that in the worst case some
-exponential dependence on m cannot be avoided, even with two tokens: for statistical-query algorithms,
-and, where m grows with d, for all efficient algorithms under a cryptographic assumption
-(Theorem 1.3). This page makes the second theorem tangible with two families of layers one can
-generate, check, attack and plot. They are built on the same idea, sharp heads of alternating sign
-that add up to a square wave, in a form derived for this software; the theorems are the paper's.
+examples in time (dk)^{O(m^3)} for m heads (Theorem 1.2). They also prove that in the worst case
+some exponential dependence on m cannot be avoided, even with two tokens: for statistical-query
+algorithms, and, where m grows with d, for all efficient algorithms under a cryptographic
+assumption (Theorem 1.3). This page makes the second theorem tangible with two families of layers
+one can generate, check, attack and plot. They are built on the same idea, sharp heads of
+alternating sign that add up to a square wave, in a form derived for this software; the theorems
+are the paper's.
 
 ```python
 import mhalearn as mha
@@ -47,16 +48,16 @@ one large entry a row and hardly any effective rank: `check_nondegeneracy` names
 
 ## What averages see, exactly
 
-For small d all 4^d inputs can be listed. The part of the label that depends on no secret,
-1[b_0 = -1] (x_1 - x_2) U, is subtracted first; entries have unit mean square together. *Few bits*:
-the largest |correlation| of an entry with a product of fewer than m - 1 bits of b and any product
-of bits of x_1. *m - 1 bits*: the largest with just as many. *Two layers*: the largest
-|correlation| between the labels of two layers of the class, all binomial(d - 1, m) secrets or as
-many random layers. *Pairwise bound*: min(class, 1 / largest correlation), a lower bound on
-the statistical dimension from the worst pair; a learner that sees averages only must ask about that
-many times the square of its tolerance. For so small d this says little in itself: what it is a
-finite instance of is that no two of binomial(d - 1, m) secrets, of the order of d^m, are
-correlated. Of random layers the worst pair decides the column.
+For small d all 4^d inputs can be listed. The part of the label that depends on no secret, 1[b_0 =
+-1] (x_1 - x_2) U, is subtracted first; entries have unit mean square together. *Few bits*: the
+largest |correlation| of an entry with a product of fewer than m - 1 bits of b and any product of
+bits of x_1. *m - 1 bits*: the largest with just as many. *Two layers*: the largest |correlation|
+between the labels of two layers of the class, all binomial(d - 1, m) secrets or as many random
+layers. *Pairwise bound*: min(class, 1 / largest correlation), a lower bound on the statistical
+dimension from the worst pair; a learner that sees averages only must ask about that many times
+the square of its tolerance. For so small d this says little in itself: what it is a finite
+instance of is that no two of binomial(d - 1, m) secrets, of the order of d^m, are correlated. Of
+random layers the worst pair decides the column.
 
 | family | m | d | few bits | m - 1 bits | two layers | class | pairwise bound | d^m |
 |---|---|---|---|---|---|---|---|---|
@@ -106,12 +107,13 @@ ATTACKS = """
 ## Attacks that do not obey the rules
 
 Whoever guesses the structure reads one bit from every example with b_0 = -1, and a noiseless
-**parity** is a linear system over GF(2): a little more than d such examples, twice as many in all,
-give the secret (`mhalearn.hardness.attacks.break_parity`). Label noise flips bits; elimination on all
-examples then fails at the first wrong one. Elimination on up to 200 random subsets of d + 3 still
-succeeds while a subset without a wrong bit is likely; a secret counts as found only if the other
-examples agree with it more often than chance allows. Noise is relative to the labels' root mean
-square; a label has d entries that speak of one bit, so that much of it is needed.
+**parity** is a linear system over GF(2): a little more than d such examples, twice as many in
+all, give the secret (`mhalearn.hardness.attacks.break_parity`). Label noise flips bits;
+elimination on all examples then fails at the first wrong one. Elimination on up to 200 random
+subsets of d + 3 still succeeds while a subset without a wrong bit is likely; a secret counts as
+found only if the other examples agree with it more often than chance allows. Noise is relative to
+the labels' root mean square; a label has d entries that speak of one bit, so that much of it is
+needed.
 
 | m | d | examples / d | noise | wrong bits | secrets broken |
 |---|---|---|---|---|---|
@@ -142,8 +144,8 @@ limit of examples.
 
 - *Proved*, for the closed form of the parities (and for correlations with the labels of sharp
   layers): learners that see only averages up to a tolerance, such as moment methods, need
-  d^{{Omega(m)}} queries or a tolerance of d^{{-Omega(m)}}. The last digits of a finitely sharp layer
-  tell more: queries that look at them are not bound by this.
+  d^{{Omega(m)}} queries or a tolerance of d^{{-Omega(m)}}. The last digits of a finitely sharp
+  layer tell more: queries that look at them are not bound by this.
 - *Not hard*: parities without noise, for whoever guesses the family. Hardness for statistical
   queries is not hardness for everybody.
 - *Assumed*: with label noise the parities are sparse parities with noise, conjectured to take time
