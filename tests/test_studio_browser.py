@@ -98,7 +98,7 @@ def test_a_small_layer_is_recovered_while_one_watches(page):
     ask(page, heads=2, dim=6, tokens=4, examples=200)
     # Live: the true heads are there before anything is learned, and the run can be stopped.
     expect(page.locator("#state")).to_have_text("learning")
-    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
     expect(page.locator(".head")).to_have_count(2, timeout=MINUTE)
     expect(page.locator("#chart circle.s1").first).to_be_visible(timeout=MINUTE)
     expect(page.locator("#state")).to_have_text("RECOVERED", timeout=MINUTE)
@@ -130,10 +130,10 @@ def test_a_small_layer_is_recovered_while_one_watches(page):
 
 def test_a_run_is_stopped(page):
     ask(page, heads=6, dim=32, tokens=8, examples=5000, method="adam", seconds=300)
-    page.get_by_role("button", name="Stop").click()
-    expect(page.locator("#state")).to_have_text("stopped", timeout=3000)
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(page.locator("#state")).to_have_text("stopped", timeout=MINUTE)
     expect(page.locator("#reason")).to_have_text("Stopped by hand.")
-    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_hidden()
     expect(page.get_by_role("link", name="Open the report")).to_be_hidden()
 
 
