@@ -160,7 +160,7 @@ def merge_heads(
     near = np.maximum(alike * near, small * near.max())
     sizes = np.sqrt(np.diag(w))
     merged = []
-    for group in group_heads(apart / near, sizes, 1.0):
+    for group in group_heads(apart - near, sizes, 0.0):
         shares = w[np.ix_(group, group)].sum(axis=1)
         shares = shares / shares.sum() if shares.sum() > 0 else shares
         mean = np.concatenate(shares[:, None, None] * query[group], axis=1)
