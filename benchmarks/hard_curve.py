@@ -8,27 +8,34 @@ Failures are kept, as costs known to be larger.
 from ledger import console, opened, study
 from rich.table import Table
 
-from mhalearn.hardness.curve import LEARNERS, Cell, asdict, growth, measure_cost, summarise
+from mhalearn.hardness.curve import METHODS, Cell, asdict, growth, measure_cost, summarise
 
-SHAPES = ((2, 8), (2, 16), (2, 32), (4, 8), (4, 16), (6, 8))
+SHAPES = "2x8,4x8,6x8,2x16,4x16,6x16,8x16,2x32,4x32,6x32"
+# Its layer compiles what the others run.
+_FIRST = 1000
 
 
 def main() -> None:
-    parser = study(__doc__ or "", "hard_curve", "0:10", ",".join(LEARNERS))
-    parser.add_argument("--budget", type=float, default=5.0, help="seconds a fit")
+    parser = study(__doc__ or "", "hard_curve", "0:10", ",".join(METHODS))
+    parser.add_argument("--budget", type=float, default=5.0, help="seconds a fit, d = 32: fourfold")
     parser.add_argument("--families", default="parity,generic")
+    parser.add_argument("--shapes", default=SHAPES, help="heads x width, between commas")
     options = parser.parse_args()
     ledger, running = opened(options)
     cells = [
         Cell(family, m, d, method)
         for family in options.families.split(",")
-        for m, d in SHAPES
+        for m, d in (map(int, shape.split("x")) for shape in options.shapes.split(","))
         for method in options.methods
     ]
-    for seed in options.seeds if running else ():
-        for cell in cells:
-            key = asdict(cell) | {"seed": seed, "budget": options.budget}
-            row = ledger.run(key, lambda c=cell, s=seed: asdict(measure_cost(c, s, options.budget)))
+    for cell in cells if running else ():
+        budget = options.budget * max(1, cell.d // 16) ** 2
+        keys = [asdict(cell) | {"seed": seed, "budget": budget} for seed in options.seeds]
+        if all(map(ledger.find, keys)):
+            continue
+        measure_cost(cell, _FIRST, options.budget)
+        for seed, key in zip(options.seeds, keys, strict=True):
+            row = ledger.run(key, lambda c=cell, s=seed, b=budget: asdict(measure_cost(c, s, b)))
             console.print(key | {name: row.get(name) for name in ("learned", "seconds")})
     table = Table("family", "heads", "d", "learner", "learned", "seconds a success", "examples")
     lines = summarise(ledger.records)

@@ -204,7 +204,7 @@ def test_a_fit_does_not_depend_on_where_examples_live(lazy, method, monkeypatch,
         seen.append((fitted.hashes(), None if part is None else part.hashes()))
         return Solution(LAYER, Outcome.FITTED, trace.events)
 
-    monkeypatch.setitem(estimator._LEARNERS, method, learn)
+    monkeypatch.setitem(estimator.LEARNERS, method, learn)
     monkeypatch.setattr(examples, "_PLENTY", 6)
     models = [
         mha.AttentionRegressor(2, method, random_state=5).fit(given)
@@ -234,7 +234,7 @@ def walker(monkeypatch, small_working_set):
             pass
         return Solution(TEACHER, Outcome.FITTED, trace.events)
 
-    monkeypatch.setitem(estimator._LEARNERS, "sculpt", learn)
+    monkeypatch.setitem(estimator.LEARNERS, "sculpt", learn)
 
 
 TEACHER = mha.random_layer(2, 16, seed=0)
@@ -346,7 +346,7 @@ def knowing(monkeypatch, small_working_set):
     def learn(fitted, *, trace, **_):
         return Solution(SMALL, Outcome.FITTED, trace.events)
 
-    monkeypatch.setitem(estimator._LEARNERS, "newton", learn)
+    monkeypatch.setitem(estimator.LEARNERS, "newton", learn)
 
 
 def test_wrong_labels_in_a_late_shard_are_told(tmp_path, knowing):
@@ -397,13 +397,13 @@ def test_a_sorted_file_is_learned_like_any_other(tmp_path, small_working_set):
 @pytest.mark.parametrize("method", ["adam", "lbfgs", "linear"])
 def test_baselines_say_how_many_examples_they_saw(method, monkeypatch, small_working_set):
     sizes = []
-    learn = estimator._LEARNERS[method]
+    learn = estimator.LEARNERS[method]
 
     def spy(fitted, **options):
         sizes.append(fitted.n)
         return learn(fitted, **options)
 
-    monkeypatch.setitem(estimator._LEARNERS, method, spy)
+    monkeypatch.setitem(estimator.LEARNERS, method, spy)
     many = Examples.from_callable(SMALL, "gaussian", n=4000, k=5, d=4)
     model = mha.AttentionRegressor(2, method, max_seconds=1.0).fit(many)
     (event,) = (event for event in model.trace_ if event.stage == "working set")

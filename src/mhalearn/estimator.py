@@ -42,7 +42,7 @@ from mhalearn.terminal import Progress
 from mhalearn.threads import one_lapack_thread
 from mhalearn.verdict import Evidence, contradiction, is_noisy_alike, judge
 
-_LEARNERS: dict[str, Callable[..., Solution]] = {
+LEARNERS: dict[str, Callable[..., Solution]] = {
     "newton": learn_newton,
     "sculpt": learn_sculpt,
     "adam": adam.learn,
@@ -261,7 +261,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             given = stream.view(~np.isin(survey.input_hashes, apart))
             options["part"] = fitted
         learn = partial(
-            _LEARNERS[self._method],
+            LEARNERS[self._method],
             given,
             n_heads=self.n_heads,
             bias=self.bias,

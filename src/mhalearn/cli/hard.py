@@ -101,13 +101,13 @@ def curve(
     from dataclasses import asdict
 
     from mhalearn import storage
-    from mhalearn.hardness.curve import LEARNERS, Cell, growth, measure_cost, record_of, summarise
+    from mhalearn.hardness.curve import METHODS, Cell, growth, measure_cost, record_of, summarise
 
     counts, widths = _integers("--heads", heads), _integers("--dims", dims)
     learners = methods.split(",")
     for name in learners:
-        if name not in LEARNERS:
-            raise ValueError(f"--methods {name}: choose among {', '.join(LEARNERS)}")
+        if name not in METHODS:
+            raise ValueError(f"--methods {name}: choose among {', '.join(METHODS)}")
     for m in counts:
         if m < 2 or m % 2 or m + 1 > min(widths):
             raise ValueError(f"--heads {m}: give even numbers below --dims, such as 2,4,6")

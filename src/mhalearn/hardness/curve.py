@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from mhalearn.estimator import AttentionRegressor
+from mhalearn.estimator import LEARNERS
 from mhalearn.examples import Examples
 from mhalearn.hardness.families import Secret, hard_layer
 from mhalearn.inputs import sample_inputs
 from mhalearn.layer import AttentionLayer
+from mhalearn.outcome import Outcome, Trace
+from mhalearn.polish import polish_on
 from mhalearn.teachers import random_layer
+from mhalearn.threads import one_lapack_thread
 
-LEARNERS = ("newton", "sculpt", "adam", "lbfgs")
+METHODS = ("newton", "sculpt", "adam", "lbfgs")
 # Relative squared error on fresh inputs that counts as learned; who ignores the secret makes 1/2.
 LEARNED = 0.01
 # Times the counting limit of examples that are tried, one after the other.
@@ -72,19 +75,36 @@ def measure_cost(
         limit = Examples(one, layer(one)).counting_limit(cell.n_heads)
         n = math.ceil(ratio * limit)
         x = sample_inputs("boolean", n, 2, cell.d, seed=10_000 + seed)
-        y = layer(x)
+        examples = Examples(x, layer(x))
         began = time.monotonic()
-        learner = AttentionRegressor(
-            cell.n_heads, cell.method, random_state=seed, max_seconds=budget
-        ).fit(x, y)
+        learned, outcome = _learn(cell, examples, seed, budget)
         seconds += time.monotonic() - began
-        learned = learner.layer_
         error = float(np.sum((learned(fresh) - truth) ** 2) / np.sum(truth**2))
         told = None if secret is None else tells(learned, secret, seed)
         done = error <= LEARNED and told is not False
         if done:
             break
-    return Cost(seed, done, told, n, seconds, error, learner.outcome_.name)
+    return Cost(seed, done, told, n, seconds, error, outcome.name)
+
+
+def _learn(
+    cell: Cell, examples: Examples, seed: int, budget: float
+) -> tuple[AttentionLayer, Outcome]:
+    """Learner and polish alone: nothing is certified, which would take longer than to learn."""
+    trace = Trace(budget)
+    with one_lapack_thread():
+        found = LEARNERS[cell.method](
+            examples,
+            n_heads=cell.n_heads,
+            bias=False,
+            causal=False,
+            head_dim=None,
+            seed=seed,
+            trace=trace,
+        )
+        if found.outcome is not Outcome.FITTED:
+            return found.layer, found.outcome
+        return polish_on(examples, found.layer, trace, bias=False, head_dim=None)[0], found.outcome
 
 
 def tells(layer: AttentionLayer, secret: Secret, seed: int = 0) -> bool:
