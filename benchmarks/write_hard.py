@@ -82,12 +82,13 @@ that on the secret is hidden from this learner, which then asks nothing.
 Secrets learned within the budget; seconds spent for each that was learned; and the median number
 of examples of those. Where none of n was learned the chance of success is at most 1 - 0.05^(1/n),
 with 95 % confidence, and the seconds of a try over that chance are what is printed, after a >.
-Each learner gets 16 times the counting limit of examples and, if that fails, 128 times; {budget}
-seconds a fit, which are overrun where single steps are long (d = 32), and which sculpt, that
-gives up by itself, does not use. Learned means relative squared error at most 0.01 on fresh
-inputs, and the secret's coordinates are those that move the outputs most. (Two-token layers have
-exact twins, so heads are not compared.) To ignore the secret leaves one half. Cores were shared
-by other work: near a budget that may be a cause of failure.
+Each learner gets 16 times the counting limit of examples and, if that fails, 128 times, on two
+cores and with {budgets} seconds a fit (d = {widths}). Sculpt looks at its clock between long
+steps, overruns where it works, and gives parities up by itself within seconds. What is timed is
+learning alone, compiled before: certificates are not counted. Learned means relative squared
+error at most 0.01 on fresh inputs, and that the secret's coordinates are those that move the
+outputs most. (Two-token layers have exact twins, so heads are not compared.) To ignore the secret
+leaves one half.
 
 ![Seconds a success and errors against the number of heads](images/hard_curve.svg)
 
@@ -96,8 +97,9 @@ by other work: near a budget that may be a cause of failure.
 """
 
 GROWTH = """
-The printed seconds grow, with each head, by these factors (least squares in the logarithm; > where
-the costs of the most heads are lower bounds; left out where those of few heads are):
+How the seconds of a success grow with each head: least squares in the logarithm, where lower bounds
+count only if the fit would lie below them; > is the flattest line that costs and bounds allow. The
+budget limits what can be seen: with ten failures no bound exceeds four times the seconds of a try.
 
 | family | d | learner | factor a head |
 |---|---|---|---|
@@ -193,7 +195,11 @@ def main() -> None:
         median = f"{statistics.median(found):.0f}" if found else "-"
         text += line(m, d, tolerance, f"{len(found)}/{len(rows)}", median, math.comb(d - 1, m))
     curve = runs("hard_curve")
-    text += CURVE.format(budget=", ".join(sorted({f"{row['budget']:g}" for row in curve})))
+    budgets = sorted({(row["d"], row["budget"]) for row in curve})
+    text += CURVE.format(
+        budgets=", ".join(f"{seconds:g}" for _, seconds in budgets),
+        widths=", ".join(str(d) for d, _ in budgets),
+    )
     lines = sorted(
         summarise(curve),
         key=lambda one: (

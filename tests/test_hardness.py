@@ -18,7 +18,7 @@ from mhalearn.hardness.attacks import (
     eliminate,
     read_bits,
 )
-from mhalearn.hardness.curve import Cell, Cost, growth, read_coordinates, record_of, summarise
+from mhalearn.hardness.curve import Cell, Cost, Line, growth, read_coordinates, record_of, summarise
 from mhalearn.hardness.dimension import by_degree, generic_dimension, parity_dimension, walsh
 from mhalearn.hardness.plot import draw_curve
 from mhalearn.hardness.queries import cube
@@ -266,12 +266,28 @@ def test_costs_that_were_not_paid_are_lower_bounds():
     assert [line.seconds for line in lines] == pytest.approx([1.0, 16.0, 10.0 / unlikely])
     assert [line.at_least for line in lines] == [False, False, True]
     assert lines[2].examples is None
-    (rate,) = growth(lines)
-    assert rate.at_least
-    assert rate.factor == pytest.approx(
-        math.exp(np.polyfit([2, 4, 6], np.log([1, 16, 10 / unlikely]), 1)[0])
-    )
     assert growth(summarise([*records(2, 0, 1.0), *records(4, 0, 1.0)])) == []
+    assert growth(summarise([*records(2, 0, 1.0), *records(4, 4, 1.0)])) == []
+
+
+@pytest.mark.parametrize(
+    ("costs", "factor"),
+    [
+        ([(2, 1.0, False), (4, 4.0, False), (6, 16.0, False)], 2.0),
+        ([(2, 1.0, False), (4, 4.0, False), (6, 5.0, True)], 2.0),  # says no more than the others
+        ([(2, 1.0, False), (4, 9.0, True), (6, 9.0, True)], 3.0),  # the flattest line that fits
+        ([(2, 1.0, False), (4, 2.0, True), (6, 16.0, True)], 2.0),
+        ([(2, 8.0, False), (4, 2.0, True)], 0.5),
+    ],
+)
+def test_growth_is_the_flattest_that_costs_and_bounds_allow(costs, factor):
+    lines = [
+        Line(Cell("parity", heads, 8, "adam"), int(not bound), 1, seconds, None)
+        for heads, seconds, bound in costs
+    ]
+    (rate,) = growth(lines)
+    assert rate.factor == pytest.approx(factor, rel=1e-3)
+    assert rate.at_least == costs[-1][2]
 
 
 def test_costs_are_drawn_with_the_line_of_the_trivial_predictor(tmp_path):

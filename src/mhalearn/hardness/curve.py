@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from scipy.optimize import lsq_linear
 
 from mhalearn.estimator import LEARNERS
 from mhalearn.examples import Examples
@@ -174,10 +175,11 @@ class Growth:
 
 
 def growth(lines: Iterable[Line]) -> list[Growth]:
-    """Fitted by least squares to the logarithm; a lower bound where one of the costs is one.
+    """Least squares in the logarithm. Lower bounds count only where the fit would lie below them,
+    and of the slopes that fit as well the smallest is told.
 
-    Nothing is said where a cost below the mean number of heads is one: a larger cost there would
-    make the slope smaller.
+    Nothing is said where none but the most heads have a known cost: a larger one for fewer heads
+    would make the slope smaller.
     """
     groups: dict[tuple[str, int, str], list[Line]] = {}
     for line in lines:
@@ -186,11 +188,19 @@ def growth(lines: Iterable[Line]) -> list[Growth]:
     found = []
     for (family, d, method), own in groups.items():
         own.sort(key=lambda line: line.cell.n_heads)
-        heads = [line.cell.n_heads for line in own]
-        middle = sum(heads) / len(heads)
-        if len(own) < 2 or any(o.at_least and o.cell.n_heads < middle for o in own):
+        bounds = [line.at_least for line in own]
+        if len(own) < 2 or bounds != sorted(bounds) or all(bounds):
             continue
-        slope = float(np.polyfit(heads, np.log([line.seconds for line in own]), 1)[0])
-        bound = any(line.at_least for line in own)
-        found.append(Growth(family, d, method, math.exp(slope), bound))
+        slope = _slope([line.cell.n_heads for line in own], [line.seconds for line in own], bounds)
+        found.append(Growth(family, d, method, math.exp(slope), any(bounds)))
     return found
+
+
+def _slope(heads: list[int], seconds: list[float], bounds: list[bool]) -> float:
+    """Of log seconds = a + b heads - s, with slacks s >= 0 for bounds and 0 for the others."""
+    slacks = -np.eye(len(heads))[:, np.flatnonzero(bounds)]
+    rows = np.column_stack([np.ones(len(heads)), heads, slacks])
+    price = 1e-4 * np.eye(1, rows.shape[1], 1)  # draws b down a little: of equal fits the flattest
+    free = np.array([-np.inf, -np.inf] + [0.0] * slacks.shape[1])
+    fit = lsq_linear(np.vstack([rows, price]), [*np.log(seconds), -1e-3], (free, np.inf))
+    return float(fit.x[1])
