@@ -91,7 +91,7 @@ def make_app(limits: Limits, environment: dict[str, str] | None = None) -> Starl
     async def report(request: Request) -> Response:
         run = _find(request)
         if run is None or not run.summary()["report"]:
-            return _refuse(404, "this run has no report: runs that end by themselves do")
+            return _refuse(404, "this run has no report: it is going on, or ended without a layer")
         return FileResponse(run.report, media_type="text/html")
 
     def _find(request: Request) -> Run | None:
