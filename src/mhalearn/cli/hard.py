@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,9 @@ from mhalearn.cli.ending import Exit, guarded
 from mhalearn.cli.generate import draw
 from mhalearn.cli.options import Folder, Json, Seed, make_folder
 from mhalearn.cli.output import print_facts, print_json, print_table, strict
+
+if TYPE_CHECKING:
+    from mhalearn.hardness.curve import Cell, Growth, Line
 
 commands = typer.Typer()
 hard = typer.Typer(
@@ -98,30 +102,14 @@ def curve(
     as_json: Json = False,
 ) -> int:
     """What parities of ever more bits cost each learner, beside random layers of the same shape."""
-    from dataclasses import asdict
-
     from mhalearn import storage
-    from mhalearn.hardness.curve import METHODS, Cell, growth, measure_cost, record_of, summarise
+    from mhalearn.hardness.curve import growth, measure_cost, record_of, summarise
 
-    counts, widths = _integers("--heads", heads), _integers("--dims", dims)
-    learners = methods.split(",")
-    for name in learners:
-        if name not in METHODS:
-            raise ValueError(f"--methods {name}: choose among {', '.join(METHODS)}")
-    for m in counts:
-        if m < 2 or m % 2 or m + 1 > min(widths):
-            raise ValueError(f"--heads {m}: give even numbers below --dims, such as 2,4,6")
+    cells = _cells(heads, dims, methods)
     for path in (out, plot):
         if path is not None:
             storage.check_writable(path)
     use_compilation_cache()
-    cells = [
-        Cell(family, m, d, method)
-        for family in ("parity", "generic")
-        for d in widths
-        for method in learners
-        for m in counts
-    ]
     records = [
         record_of(cell, budget, measure_cost(cell, seed, budget))
         for cell in cells
@@ -139,7 +127,36 @@ def curve(
         draw_curve(records, plot)
     if as_json:
         print_json(facts)
-        return Exit.DONE
+    else:
+        _print_costs(lines, rates)
+    return Exit.DONE
+
+
+def _cells(heads: str, dims: str, methods: str) -> list[Cell]:
+    """All combinations of what was asked for, for parities and for random layers."""
+    from mhalearn.hardness.curve import METHODS, Cell
+
+    counts, widths, learners = (
+        _integers("--heads", heads),
+        _integers("--dims", dims),
+        methods.split(","),
+    )
+    for name in learners:
+        if name not in METHODS:
+            raise ValueError(f"--methods {name}: choose among {', '.join(METHODS)}")
+    for m in counts:
+        if m < 2 or m % 2 or m + 1 > min(widths):
+            raise ValueError(f"--heads {m}: give even numbers below --dims, such as 2,4,6")
+    return [
+        Cell(family, m, d, method)
+        for family in ("parity", "generic")
+        for d in widths
+        for method in learners
+        for m in counts
+    ]
+
+
+def _print_costs(lines: list[Line], rates: list[Growth]) -> None:
     print_table(
         ("family", "heads", "dim", "learner", "learned", "seconds a success"),
         [
@@ -161,7 +178,6 @@ def curve(
             for rate in rates
         }
     )
-    return Exit.DONE
 
 
 def _integers(option: str, text: str) -> list[int]:

@@ -47,6 +47,10 @@ class Run:
     def is_running(self) -> bool:
         return self.took is None
 
+    @property
+    def has_report(self) -> bool:
+        return not self.is_running and self.report.exists()
+
     def summary(self) -> dict[str, Any]:
         return {
             "number": self.number,
@@ -54,7 +58,7 @@ class Run:
             "state": self.state,
             "seconds": time.monotonic() - self.began if self.took is None else self.took,
             "running": self.is_running,
-            "report": self.report.exists() and not self.is_running,
+            "report": self.has_report,
         }
 
     async def work(self, environment: dict[str, str], seconds: float) -> None:
