@@ -91,6 +91,7 @@ def test_numbers_have_bounds_and_beyond_them_one_line(name):
         ({"scale": "NaN"}, "give a number"),
         ({"scale": float("nan")}, "give a number"),
         ({"noise": float("inf")}, "give a number"),
+        ({"scale": 10**400}, "give a number"),
         ({"count_heads": 1}, "give true or false"),
         ({"method": 3}, "give a word"),
         ({"method": "magic"}, "choose one of newton"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +36,7 @@ Noise = Annotated[
 
 
 @hard.command(epilog="Example:\n\n  mhalearn hard parity --heads 4 --dim 16 --out secret")
-@guarded
+@partial(guarded, group="hard")
 def parity(
     out: Folder,
     heads: Heads = 4,
@@ -56,7 +57,7 @@ def parity(
 
 
 @hard.command(epilog="Example:\n\n  mhalearn hard rounding --heads 4 --dim 16 --out secret")
-@guarded
+@partial(guarded, group="hard")
 def rounding(
     out: Folder,
     heads: Heads = 4,
@@ -84,7 +85,7 @@ def rounding(
     "  mhalearn hard curve --heads 2,4 --dims 8 --secrets 3 --budget 5\n\n"
     "The full study of the documentation takes an hour: benchmarks/hard_curve.py."
 )
-@guarded
+@partial(guarded, group="hard")
 def curve(
     heads: Annotated[str, typer.Option(help="Numbers of heads, between commas.")] = "2,4,6",
     dims: Annotated[str, typer.Option(help="Features of a token, between commas.")] = "8",
