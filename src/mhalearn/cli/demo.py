@@ -66,7 +66,7 @@ def demo(out: Folder = Path("demo"), as_json: Json = False) -> int:
                 "relative_mse": certificate.relative_mse,
                 "max_error": comparison.max_error,
                 "certificate": certificate.to_dict(),
-                "files": {name: str(path) for name, path in paths.items()},
+                "files": paths,
                 "seconds": seconds,
             }
         )

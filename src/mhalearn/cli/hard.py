@@ -13,7 +13,7 @@ import typer
 from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.ending import Exit, guarded
 from mhalearn.cli.generate import draw
-from mhalearn.cli.options import Folder, Json, Seed, make_folder
+from mhalearn.cli.options import Count, Folder, Json, Noise, Seed, make_folder
 from mhalearn.cli.output import print_facts, print_json, print_table, strict
 
 if TYPE_CHECKING:
@@ -27,12 +27,8 @@ commands.add_typer(hard, name="hard")
 
 Heads = Annotated[int, typer.Option(min=2, help="Heads, an even number.")]
 Dim = Annotated[int, typer.Option(min=2, help="Features of a token.")]
-Count = Annotated[int, typer.Option(min=1, help="Examples to draw.")]
 Sharpness = Annotated[float, typer.Option(help="How near the layer is to its closed form.")]
 Mix = Annotated[float, typer.Option(min=0, max=1, help="0 is hard, 1 a random layer.")]
-Noise = Annotated[
-    float, typer.Option(min=0, help="Label noise, relative to the labels' root mean square.")
-]
 
 
 @hard.command(epilog="Example:\n\n  mhalearn hard parity --heads 4 --dim 16 --out secret")
@@ -205,7 +201,7 @@ def _write(
             {
                 "weights": secret.weights,
                 "examples": n,
-                "files": {name: str(path) for name, path in paths.items()},
+                "files": paths,
             }
         )
     else:

@@ -167,8 +167,8 @@ class Learned(NamedTuple):
             "examples": shape,
             "relative_mse": None if certificate is None else certificate.relative_mse,
             "certificate": None if certificate is None else certificate.to_dict(),
-            "layer": None if self.out is None else str(self.out),
-            "report": None if self.report is None else str(self.report),
+            "layer": self.out,
+            "report": self.report,
             "seconds": self.seconds,
         }
 

@@ -34,7 +34,8 @@ class Run:
 
     def __init__(self, number: int, wish: Wish, report: Path) -> None:
         self.number, self.wish, self.report = number, wish, report
-        self.messages: list[str] = []  # JSON, in order; the last one has kind "ended" or "failed"
+        # JSON, in order; the last one has kind "ended", "stopped" or "failed".
+        self.messages: list[str] = []
         self.state = "running"  # then the name of an outcome, "stopped" or "failed"
         self.began = time.monotonic()
         self.took: float | None = None

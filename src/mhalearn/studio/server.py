@@ -71,7 +71,6 @@ class Answers:
         return JSONResponse(
             {
                 "bounds": bounds(limits),
-                "running": limits.running,
                 "methods": METHODS,
                 "inputs": INPUTS,
                 "presets": {name: dataclasses.asdict(wish) for name, wish in PRESETS.items()},

@@ -122,8 +122,6 @@ class Learning:
                 "explanation": solution.outcome.explanation,
                 "reason": solution.reason,
                 "max_error": _finite(found.max_error),
-                "heads": solution.layer.n_heads,
-                "report": True,
             }
         )
 
