@@ -4,13 +4,17 @@ import dataclasses
 import itertools
 import json
 import math
+import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import mhalearn as mha
 from mhalearn.cli import run
-from mhalearn.hardness import QueryOracle, hard_layer, learn_by_queries, load_secret
+from mhalearn.hardness import QueryOracle, curve, hard_layer, learn_by_queries, load_secret
 from mhalearn.hardness.attacks import (
     break_parity,
     break_rounding_by_integers,
@@ -18,7 +22,16 @@ from mhalearn.hardness.attacks import (
     eliminate,
     read_bits,
 )
-from mhalearn.hardness.curve import Cell, Cost, Line, growth, read_coordinates, record_of, summarise
+from mhalearn.hardness.curve import (
+    Cell,
+    Cost,
+    Line,
+    growth,
+    measure_cost,
+    read_coordinates,
+    record_of,
+    summarise,
+)
 from mhalearn.hardness.dimension import by_degree, generic_dimension, parity_dimension, walsh
 from mhalearn.hardness.plot import draw_curve
 from mhalearn.hardness.queries import cube
@@ -107,12 +120,54 @@ def test_mix_leads_from_hard_to_random():
         ("lattice", {"n_heads": 2, "d": 8}, "parity"),
         ("parity", {"n_heads": 2, "d": 8, "sharpness": 0.0}, "positive"),
         ("parity", {"n_heads": 2, "d": 8, "sharpness": math.nan}, "positive"),
+        ("rounding", {"n_heads": 2, "d": 8, "sharpness": 1e308}, "up to 1000"),
         ("parity", {"n_heads": 2, "d": 8, "mix": 1.5}, "from 0"),
+        ("rounding", {"n_heads": 2, "d": 8, "modulus": 10**12}, "at most 4096"),
     ],
 )
 def test_bad_recipes_are_refused_in_a_line(family, options, said):
     with pytest.raises(ValueError, match=said):
         hard_layer(family, **options)
+
+
+WRONG_TYPES = """
+import numpy as np
+from mhalearn import random_layer
+from mhalearn.hardness import QueryOracle, hard_layer
+from mhalearn.hardness.queries import cube
+
+_, secret = hard_layer("parity", n_heads=2, d=4)
+x, y = cube(3), np.zeros((64, 2, 3))
+for call in (
+    lambda: hard_layer("parity", n_heads=2, d=8, sharpness="8"),
+    lambda: hard_layer("parity", n_heads=2, d=8, sharpness=None),
+    lambda: hard_layer("parity", n_heads=2, d=8, sharpness=10**400),
+    lambda: hard_layer("parity", n_heads=2, d=8, mix="a"),
+    lambda: random_layer(n_heads=2, d=8, scale="2"),
+    lambda: secret.labels(np.full((3, 2, 4), "a")),
+    lambda: type(secret)("parity", secret.weights, secret.projection, "2", 2),
+    lambda: type(secret)("parity", secret.weights, [["a"]], 2, 2),
+    lambda: QueryOracle(x, y, "a"),
+    lambda: QueryOracle(None, y, 0.1),
+    lambda: cube(3.5),
+    lambda: cube("3"),
+):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_wrong_types_are_refused_in_a_line():
+    """As users meet it, in a process without the type checker of the tests."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, "-c", WRONG_TYPES]
+    said = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
+    names = ["sharpness"] * 3 + ["mix", "scale", "X", "n_heads", "projection", "tolerance", "X"]
+    lines = said.stdout.splitlines()
+    assert [re.match(r"\w+", line)[0] for line in lines] == [*names, "d", "d"]
+    assert all(": pass" in line or ": expected" in line for line in lines)
 
 
 def test_secrets_round_trip_and_other_files_are_refused(tmp_path):
@@ -132,6 +187,11 @@ def test_secrets_round_trip_and_other_files_are_refused(tmp_path):
         dataclasses.replace(secret, weights=secret.weights + 1)
     with pytest.raises(ValueError, match="two tokens"):
         secret.labels(np.ones((3, 5, 8)))
+    for ask in (secret.labels, secret.free_part, secret.signs):
+        with pytest.raises(ValueError, match="X has 5 features a token, the layer has d = 8"):
+            ask(np.ones((3, 2, 5)))
+    with pytest.raises(ValueError, match="pass d integers"):
+        dataclasses.replace(secret, weights=np.zeros(0, int), projection=np.zeros((0, 0)))
 
 
 def test_the_transform_is_the_sum_over_all_inputs():
@@ -192,6 +252,15 @@ def test_the_oracle_keeps_to_its_tolerance_and_its_range():
         oracle.ask(lambda x, y: np.ones(3))
     with pytest.raises(ValueError, match="tolerance"):
         QueryOracle(x, np.zeros((64, 2, 3)), tolerance=-1.0)
+    _, family = hard_layer("parity", n_heads=2, d=4)
+    with pytest.raises(ValueError, match="the oracle maps 3 features to 3, the family 4 to 4"):
+        learn_by_queries(oracle, family)
+
+
+@pytest.mark.parametrize("d", [0, 11])
+def test_only_small_cubes_are_listed(d):
+    with pytest.raises(ValueError, match="d="):
+        cube(d)
 
 
 def test_elimination_agrees_with_trying_all():
@@ -252,6 +321,32 @@ def test_a_layer_tells_its_secret_by_what_changes_its_outputs():
     assert read_coordinates(layer, 4) == secret.coordinates
     other, _ = hard_layer("parity", n_heads=4, d=10, seed=1)
     assert read_coordinates(other, 4) != secret.coordinates
+
+
+def test_a_cost_is_what_it_takes_to_learn_the_function():
+    cost = measure_cost(Cell("generic", 2, 4, "newton"), seed=0, budget=60.0, ratios=(8.0,))
+    assert cost.learned
+    assert cost.knows_secret is None
+    assert cost.examples == 64
+    assert cost.relative_mse < 1e-20
+    assert cost.seconds > 0
+    with pytest.raises(ValueError, match="at least one"):
+        measure_cost(Cell("generic", 2, 4, "newton"), seed=0, budget=60.0, ratios=())
+
+
+@pytest.mark.parametrize("learns_at", [128, math.inf])
+def test_examples_grow_until_the_layer_is_learned(monkeypatch, learns_at):
+    truth, _ = hard_layer("parity", n_heads=2, d=4, seed=3)
+    other = mha.random_layer(n_heads=2, d=4)
+
+    def learn(cell, examples, seed, budget):
+        found = truth if examples.n >= learns_at else other
+        return found, mha.Outcome.FITTED
+
+    monkeypatch.setattr(curve, "_learn", learn)
+    cost = measure_cost(Cell("parity", 2, 4, "adam"), seed=3, budget=1.0, ratios=(8.0, 16.0, 32.0))
+    assert cost.examples == min(learns_at, 256)
+    assert cost.learned == cost.knows_secret == (learns_at < 256)
 
 
 def test_costs_that_were_not_paid_are_lower_bounds():

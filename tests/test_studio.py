@@ -19,6 +19,14 @@ from mhalearn.studio.wish import METHODS, PRESETS, Limits, Wish, bounds, read_wi
 HERE = "http://127.0.0.1:8042"
 # Stand-ins for the worker: what the server does must not depend on how fast a layer is learned.
 SLEEPER = "import sys, time; sys.stdin.readline(); time.sleep(600)"
+# Has a layer to show, and then waits to be told why it should stop.
+STOPPABLE = """
+import json, pathlib, sys
+sys.stdin.readline()
+print(json.dumps({"kind": "heads", "heads": []}), flush=True)
+why = sys.stdin.readline().strip()
+"""
+REPORTER = STOPPABLE + "pathlib.Path(sys.argv[1]).write_text(f'<p>{why}</p>')"
 SPEAKER = """
 import json, pathlib, sys
 print(json.dumps({"kind": "heads", "heads": []}))
@@ -83,6 +91,7 @@ def test_numbers_have_bounds_and_beyond_them_one_line(name):
         ({"scale": "NaN"}, "give a number"),
         ({"scale": float("nan")}, "give a number"),
         ({"noise": float("inf")}, "give a number"),
+        ({"scale": 10**400}, "give a number"),
         ({"count_heads": 1}, "give true or false"),
         ({"method": 3}, "give a word"),
         ({"method": "magic"}, "choose one of newton"),
@@ -201,6 +210,45 @@ def test_a_run_that_overstays_is_ended_from_outside(studio):
     assert over["state"] == "stopped"
 
 
+def begin_and_wait_for_heads(client, **wish):
+    client.post("/runs", json=wish)
+    run = client.app.state.runs.find(1)
+    while not any("heads" in message for message in run.messages):
+        time.sleep(0.01)
+
+
+def test_a_stopped_run_that_has_a_layer_reports_it(studio):
+    client = studio(REPORTER)
+    begin_and_wait_for_heads(client)
+    assert not client.get("/runs").json()[0]["report"]
+    assert client.get("/runs/1/report").status_code == 404
+    stopped = client.post("/runs/1/stop").json()
+    assert (stopped["state"], stopped["report"]) == ("stopped", True)
+    assert client.get("/runs/1/report").text == "<p>stopped by hand</p>"
+    assert client.post("/runs/1/stop").json() == stopped
+
+
+def test_a_run_that_overstays_reports_too(studio):
+    client = studio(REPORTER, grace=0.0)
+    client.post("/runs", json={"seconds": 1})
+    assert events(client, 1)[-1]["state"] == "stopped"
+    assert "after its time limit" in client.get("/runs/1/report").text
+
+
+def test_a_stopped_run_that_does_not_report_in_time_is_ended(studio, monkeypatch):
+    monkeypatch.setattr(runs, "_REPORT_SECONDS", 0.2)
+    client = studio(STOPPABLE + "import time; time.sleep(600)")
+    begin_and_wait_for_heads(client)
+    stopped = client.post("/runs/1/stop").json()
+    assert (stopped["state"], stopped["running"], stopped["report"]) == ("stopped", False, False)
+
+
+def test_a_run_that_ends_while_it_is_stopped_has_ended(studio):
+    client = studio(STOPPABLE + "print(json.dumps({'kind': 'ended', 'outcome': 'FITTED'}))")
+    begin_and_wait_for_heads(client)
+    assert client.post("/runs/1/stop").json()["state"] == "FITTED"
+
+
 def test_a_finished_run_has_a_report_that_may_run_no_script(studio):
     client = studio(SPEAKER)
     client.post("/runs", json={})
@@ -268,7 +316,7 @@ def test_a_worker_leaves_with_its_server(tmp_path):
     """A server that is killed closes the pipe, and its runs do not outlive it."""
     program = (
         "import threading, time\nfrom mhalearn.studio import worker\n"
-        "threading.Thread(target=worker._leave_with_the_server, daemon=True).start()\n"
+        "threading.Thread(target=worker._heed_the_server, args=[print], daemon=True).start()\n"
         "print('here', flush=True)\ntime.sleep(600)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -291,7 +339,7 @@ def test_a_worker_leaves_with_its_server(tmp_path):
 def test_the_worker_learns_tells_and_reports(tmp_path):
     told = []
     wish = Wish(heads=1, dim=4, tokens=4, examples=60)
-    worker.learn(wish, tmp_path / "report.html", told.append)
+    worker.Learning(wish, tmp_path / "report.html", told.append).learn()
     json.dumps(told, allow_nan=False)
     kinds = [message["kind"] for message in told]
     assert kinds[0] == "truth"
@@ -302,6 +350,34 @@ def test_the_worker_learns_tells_and_reports(tmp_path):
     assert told[-1]["outcome"] == "RECOVERED"
     assert told[-1]["max_error"] < 1e-12
     assert "RECOVERED" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_reports_its_best_layer_and_promises_nothing(tmp_path):
+    report = tmp_path / "report.html"
+    process = subprocess.Popen(
+        [*runs._WORKER, str(report)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
+    )
+    with process:
+        wish = Wish(heads=2, dim=8, tokens=4, examples=500, method="adam", seconds=300.0)
+        process.stdin.write(json.dumps(vars(wish)) + "\n")
+        process.stdin.flush()
+        told = (json.loads(line) for line in process.stdout)
+        assert any(message["kind"] == "heads" for message in told)
+        process.stdin.write("stopped by hand\n")
+        process.stdin.flush()
+        rest = list(told)
+    assert rest[-1] == {"kind": "stage", "name": "writing the report"}
+    said = report.read_text()
+    assert "TIME_LIMIT" in said
+    assert "RECOVERED" not in said
+    assert "Stopped by hand; this is the best layer until then" in said
+    assert "nothing is promised about unseen inputs" in said
+    assert "mhalearn learn EXAMPLES --heads 2 --method adam" in said
 
 
 def test_the_worker_thins_what_a_fast_learner_tells():

@@ -135,6 +135,21 @@ def test_a_run_is_stopped(page):
     expect(page.locator("#reason")).to_have_text("Stopped by hand.")
     expect(page.get_by_role("button", name="Stop", exact=True)).to_be_hidden()
     expect(page.get_by_role("link", name="Open the report")).to_be_hidden()
+    expect(page.get_by_text("No report: there was no layer yet.")).to_be_visible()
+
+
+def test_a_stopped_run_reports_what_it_has(page):
+    ask(page, heads=2, dim=8, tokens=4, examples=500, method="adam", seconds=300)
+    expect(page.locator(".head canvas[aria-label*=learned]").first).to_be_visible(timeout=MINUTE)
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(page.locator("#state")).to_have_text("stopped", timeout=MINUTE)
+    expect(page.get_by_text("No report")).to_be_hidden()
+    with page.expect_popup() as opened:
+        page.get_by_role("link", name="Open the report").click()
+    report = opened.value
+    expect(report.get_by_role("heading", name="Time was up before the run")).to_be_visible()
+    expect(report.get_by_text("Stopped by hand; this is the best layer")).to_be_visible()
+    report.close()
 
 
 def test_bad_input_is_one_line_at_its_field(page):

@@ -68,7 +68,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     random_state: seed of all randomness. max_seconds: when to stop with the best layer so far.
     checkpoint: a .safetensors file for the state of the run, written every few seconds; it is a
         layer file too, of the best layer so far. resume: go on from it, if it is there, to the
-        same result; without, a file that is there is refused.
+        same result; without, a file that is there is refused. It holds states and no events: the
+        trace and the report of a resumed run tell what came after.
     progress: True draws a live line on a terminal. on_event: called with every Event.
 
     After `fit`: layer_, outcome_, certificate_ (None if no example could be spared), trace_,

@@ -5,6 +5,7 @@ without the blocks before it: `sample_inputs` and examples drawn on demand see t
 """
 
 import enum
+import numbers
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -96,6 +97,11 @@ def check_shape(n: int, k: int, d: int) -> tuple[int, int, int]:
     if k < 2:
         raise ValueError(f"k={k}: attention over one token is constant; take k >= 2")
     return n, k, d
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value can be compared with numbers: no text, no array, not True or False."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def check_count(name: str, value: int, *, least: int = 1) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from mhalearn import storage
 from mhalearn.examples import Examples
+from mhalearn.inputs import is_number
 from mhalearn.journal import holds_something
 from mhalearn.layer import AttentionLayer
 
@@ -38,24 +39,9 @@ def check_settings(settings: Settings, examples: Examples) -> None:
     """Reject what cannot work before any work is done."""
     if settings.method not in METHODS:
         raise ValueError(f"method={settings.method!r}: choose one of {', '.join(METHODS)}")
-    if isinstance(settings.n_heads, str):
-        if settings.n_heads != "auto":
-            raise ValueError(f"n_heads={settings.n_heads!r}: pass an integer or 'auto'")
-        if settings.method not in ("auto", "newton", "sculpt"):
-            raise ValueError(f"method={settings.method!r} needs n_heads as a number")
-    elif isinstance(settings.n_heads, bool) or not isinstance(settings.n_heads, int | np.integer):
-        raise ValueError(f"n_heads={settings.n_heads!r}: pass an integer or 'auto'")
-    elif settings.n_heads < 1:
-        raise ValueError(f"n_heads={settings.n_heads}: a layer has at least one head")
-    elif settings.n_heads * examples.d > _WIDEST:
-        raise ValueError(
-            f"n_heads={settings.n_heads}: more than {_WIDEST // examples.d} heads of "
-            f"{examples.d} features do not fit into memory; ask for fewer"
-        )
-    if settings.head_dim is not None and (
-        isinstance(settings.head_dim, bool)
-        or not isinstance(settings.head_dim, int | np.integer)
-        or not 1 <= settings.head_dim <= examples.d
+    _check_heads(settings, examples.d)
+    if settings.head_dim is not None and not (
+        _is_integer(settings.head_dim) and 1 <= settings.head_dim <= examples.d
     ):
         raise ValueError(f"head_dim={settings.head_dim!r}: pass a rank from 1 to d = {examples.d}")
     for name in ("bias", "causal", "polish", "resume"):
@@ -63,21 +49,37 @@ def check_settings(settings: Settings, examples: Examples) -> None:
             raise ValueError(f"{name}={getattr(settings, name)!r}: pass True or False")
     if settings.on_event is not None and not callable(settings.on_event):
         raise ValueError(f"on_event={settings.on_event!r}: pass a function of an Event")
-    if isinstance(settings.random_state, bool) or not isinstance(
-        settings.random_state, int | np.integer
-    ):
+    if not _is_integer(settings.random_state):
         raise ValueError(f"random_state={settings.random_state!r}: pass an integer seed")
     if settings.random_state < 0:
         raise ValueError(f"random_state={settings.random_state}: pass a seed of at least 0")
-    if settings.max_seconds is not None and (
-        isinstance(settings.max_seconds, bool)
-        or not isinstance(settings.max_seconds, float | int | np.number)
-        or not settings.max_seconds > 0
+    if settings.max_seconds is not None and not (
+        is_number(settings.max_seconds) and settings.max_seconds > 0
     ):
         raise ValueError(f"max_seconds={settings.max_seconds!r}: pass a positive number or None")
     if not isinstance(settings.checkpoint, str | Path | None):
         raise ValueError(f"checkpoint={settings.checkpoint!r}: pass a path")
     _check_checkpoint(settings)
+
+
+def _check_heads(settings: Settings, d: int) -> None:
+    heads = settings.n_heads
+    if not (heads == "auto" if isinstance(heads, str) else _is_integer(heads)):
+        raise ValueError(f"n_heads={heads!r}: pass an integer or 'auto'")
+    if isinstance(heads, str):
+        if settings.method not in ("auto", "newton", "sculpt"):
+            raise ValueError(f"method={settings.method!r} needs n_heads as a number")
+    elif heads < 1:
+        raise ValueError(f"n_heads={heads}: a layer has at least one head")
+    elif heads * d > _WIDEST:
+        raise ValueError(
+            f"n_heads={heads}: more than {_WIDEST // d} heads of {d} features do not fit into "
+            "memory; ask for fewer"
+        )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _check_checkpoint(settings: Settings) -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mhalearn.inputs import Stream, check_count, generator
+from mhalearn.inputs import Stream, check_count, generator, is_number
 from mhalearn.layer import AttentionLayer
 
 
@@ -35,8 +35,8 @@ def random_layer(
     e = d if out_dim is None else check_count("out_dim", out_dim)
     if rank is not None and check_count("rank", rank) > d:
         raise ValueError(f"rank={rank}: a {d} x {d} matrix has rank at most {d}")
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale={scale}: pass a positive number, such as 2.0")
+    if not (is_number(scale) and 0 < scale < math.inf):
+        raise ValueError(f"scale={scale!r}: pass a positive number, such as 2.0")
     rng = generator(seed, Stream.TEACHER)
     theta = _gaussian(rng, n_heads, d, d, rank)
     theta *= scale / np.linalg.norm(theta, axis=(1, 2), keepdims=True)

@@ -159,7 +159,7 @@ def _tell(layer: AttentionLayer, out: Path, as_json: bool) -> None:
                 "out_dim": layer.out_dim,
                 "bias": layer.key_vector is not None or layer.out_bias is not None,
                 "causal": layer.causal,
-                "file": str(out),
+                "file": out,
             }
         )
     else:

@@ -14,6 +14,8 @@ from mhalearn.cli.options import Folder, Json, make_folder
 from mhalearn.cli.output import print_json, print_verdict, times
 
 commands = typer.Typer()
+_HEADS, _DIM, _TOKENS = 3, 16, 8
+_EXAMPLES, _FRESH = 200, 1000
 
 
 @commands.command(
@@ -28,22 +30,20 @@ def demo(out: Folder = Path("demo"), as_json: Json = False) -> int:
     import mhalearn as mha
 
     began = time.monotonic()
-    heads, dim, tokens, n, fresh = 3, 16, 8, 200, 1000
     use_compilation_cache()
-    truth = mha.random_layer(n_heads=heads, d=dim, seed=0)
-    examples = draw(truth, "boolean", n, tokens, seed=0)
+    truth = mha.random_layer(n_heads=_HEADS, d=_DIM, seed=0)
+    examples = draw(truth, "boolean", _EXAMPLES, _TOKENS, seed=0)
     paths = make_folder(
         out, "examples.safetensors", "truth.safetensors", "layer.safetensors", "report.html"
     )
     examples.save(paths["examples"])
     truth.save(paths["truth"])
-    estimator = fit(mha.AttentionRegressor(n_heads=heads, random_state=0), examples, paths["layer"])
-    layer = estimator.layer_
-    layer.save(paths["layer"])
-    new = draw(truth, "boolean", fresh, tokens, seed=1)
-    certificate = mha.certify(layer, new, learned_from=examples)
-    comparison = mha.compare(layer, truth)
-    solution = estimator.solution_
+    estimator = mha.AttentionRegressor(n_heads=_HEADS, random_state=0)
+    solution = fit(estimator, examples, paths["layer"]).solution_
+    solution.layer.save(paths["layer"])
+    fresh = draw(truth, "boolean", _FRESH, _TOKENS, seed=1)
+    certificate = mha.certify(solution.layer, fresh, learned_from=examples)
+    comparison = mha.compare(solution.layer, truth)
     settings = solution.settings | {"command": "mhalearn demo"}
     solution = dataclasses.replace(solution, certificate=certificate, settings=settings)
     mha.write_report(solution, paths["report"], truth=truth)
@@ -52,7 +52,7 @@ def demo(out: Folder = Path("demo"), as_json: Json = False) -> int:
         and certificate.recovered
         and comparison.max_error <= 1e-10
     )
-    limit = examples.counting_limit(heads)
+    limit = examples.counting_limit(_HEADS)
     seconds = time.monotonic() - began
     if as_json:
         print_json(
@@ -60,13 +60,13 @@ def demo(out: Folder = Path("demo"), as_json: Json = False) -> int:
                 "outcome": solution.outcome.name,
                 "reason": solution.reason,
                 "recovered": recovered,
-                "examples": n,
-                "ratio": n / limit,
-                "fresh_examples": fresh,
+                "examples": _EXAMPLES,
+                "ratio": _EXAMPLES / limit,
+                "fresh_examples": _FRESH,
                 "relative_mse": certificate.relative_mse,
                 "max_error": comparison.max_error,
                 "certificate": certificate.to_dict(),
-                "files": {name: str(path) for name, path in paths.items()},
+                "files": paths,
                 "seconds": seconds,
             }
         )
@@ -75,10 +75,10 @@ def demo(out: Folder = Path("demo"), as_json: Json = False) -> int:
             solution.outcome.name,
             solution.reason,
             {
-                "teacher": f"{heads} heads, d = {dim}, k = {tokens} tokens, random",
-                "examples": f"{n}, uniform +-1: {times(n, limit)}",
+                "teacher": f"{_HEADS} heads, d = {_DIM}, k = {_TOKENS} tokens, random",
+                "examples": f"{_EXAMPLES}, uniform +-1: {times(_EXAMPLES, limit)}",
                 "fresh error": f"{certificate.relative_mse:.1e} relative squared, "
-                f"{fresh} new examples",
+                f"{_FRESH} new examples",
                 "largest parameter error": f"{comparison.max_error:.1e} against the truth",
                 "certificate": certificate.statement,
                 "files": ", ".join(str(path) for path in paths.values()),

@@ -29,12 +29,13 @@ class Stopped(KeyboardInterrupt):
         self.saved = saved
 
 
-def guarded(command: Callable[P, int]) -> Callable[P, int]:
+def guarded(command: Callable[P, int], group: str = "") -> Callable[P, int]:
     """Turn what a command raises into one line on standard error and an exit code."""
 
     @functools.wraps(command)
     def guard(*args: P.args, **kwargs: P.kwargs) -> int:
-        name = command.__name__.rstrip("_")  # import is a keyword: its function is import_
+        # import is a keyword: its function is import_
+        name = f"{group} {command.__name__.rstrip('_')}".lstrip()
         try:
             return command(*args, **kwargs)
         except (KeyboardInterrupt, Exception) as error:

@@ -37,24 +37,24 @@ def fit(estimator: Any, examples: Examples, out: Path | None) -> Any:
             return estimator.set_params(on_event=on_event).fit(examples)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the file is written in any case
-            best = estimator.best_layer_so_far_()
-            stopped = Stopped(None if best is None or out is None else str(out))
-            if best is not None and out is not None:
-                _save(best, out)
+            stopped = Stopped(_save_best(estimator, out))
             _hint(stopped, estimator)
             raise stopped from None
         except OSError as error:
-            best = estimator.best_layer_so_far_()
-            if best is not None and out is not None:
-                with contextlib.suppress(OSError):
-                    _save(best, out)
-                    error.add_note(f"best layer so far saved to {out}")
+            with contextlib.suppress(OSError):
+                if (saved := _save_best(estimator, out)) is not None:
+                    error.add_note(f"best layer so far saved to {saved}")
             _hint(error, estimator)
             raise
 
 
-def _save(best: AttentionLayer, out: Path) -> None:
+def _save_best(estimator: Any, out: Path | None) -> str | None:
+    """Save the best layer so far, if there is one and a place for it; returns the place."""
+    best: AttentionLayer | None = estimator.best_layer_so_far_()
+    if best is None or out is None:
+        return None
     best.replace(metadata={**best.metadata, "outcome": "interrupted"}).save(out)
+    return str(out)
 
 
 def _hint(error: BaseException, estimator: Any) -> None:

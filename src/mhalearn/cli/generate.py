@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mhalearn.cli.ending import Exit, guarded
-from mhalearn.cli.options import Folder, Json, Seed, make_folder
+from mhalearn.cli.options import Count, Folder, Json, Noise, Seed, make_folder
 from mhalearn.cli.output import print_facts, print_json, times
 
 if TYPE_CHECKING:
@@ -46,14 +46,12 @@ def generate(
         int | None, typer.Option(min=1, help="Features of a token; 16 unless given.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of an example.")] = 8,
-    examples: Annotated[int, typer.Option(min=1, help="Examples to draw.")] = 200,
+    examples: Count = 200,
     inputs: Annotated[Inputs, typer.Option(help="Distribution of the tokens.")] = Inputs.BOOLEAN,
     scale: Annotated[
         float | None, typer.Option(help="Norm of each attention matrix; 2 unless given.")
     ] = None,
-    noise: Annotated[
-        float, typer.Option(min=0, help="Label noise, relative to the labels' root mean square.")
-    ] = 0.0,
+    noise: Noise = 0.0,
     rank: Annotated[
         int | None, typer.Option(min=1, help="Rank of the heads; full unless given.")
     ] = None,
@@ -78,7 +76,7 @@ def generate(
             {
                 "examples": examples,
                 "ratio": examples / limit,
-                "files": {name: str(path) for name, path in paths.items()},
+                "files": paths,
             }
         )
     else:

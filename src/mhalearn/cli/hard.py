@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.ending import Exit, guarded
 from mhalearn.cli.generate import draw
-from mhalearn.cli.options import Folder, Json, Seed, make_folder
+from mhalearn.cli.options import Count, Folder, Json, Noise, Seed, make_folder
 from mhalearn.cli.output import print_facts, print_json, print_table, strict
+
+if TYPE_CHECKING:
+    from mhalearn.hardness.curve import Cell, Growth, Line
 
 commands = typer.Typer()
 hard = typer.Typer(
@@ -22,16 +27,12 @@ commands.add_typer(hard, name="hard")
 
 Heads = Annotated[int, typer.Option(min=2, help="Heads, an even number.")]
 Dim = Annotated[int, typer.Option(min=2, help="Features of a token.")]
-Count = Annotated[int, typer.Option(min=1, help="Examples to draw.")]
 Sharpness = Annotated[float, typer.Option(help="How near the layer is to its closed form.")]
 Mix = Annotated[float, typer.Option(min=0, max=1, help="0 is hard, 1 a random layer.")]
-Noise = Annotated[
-    float, typer.Option(min=0, help="Label noise, relative to the labels' root mean square.")
-]
 
 
 @hard.command(epilog="Example:\n\n  mhalearn hard parity --heads 4 --dim 16 --out secret")
-@guarded
+@partial(guarded, group="hard")
 def parity(
     out: Folder,
     heads: Heads = 4,
@@ -52,7 +53,7 @@ def parity(
 
 
 @hard.command(epilog="Example:\n\n  mhalearn hard rounding --heads 4 --dim 16 --out secret")
-@guarded
+@partial(guarded, group="hard")
 def rounding(
     out: Folder,
     heads: Heads = 4,
@@ -80,7 +81,7 @@ def rounding(
     "  mhalearn hard curve --heads 2,4 --dims 8 --secrets 3 --budget 5\n\n"
     "The full study of the documentation takes an hour: benchmarks/hard_curve.py."
 )
-@guarded
+@partial(guarded, group="hard")
 def curve(
     heads: Annotated[str, typer.Option(help="Numbers of heads, between commas.")] = "2,4,6",
     dims: Annotated[str, typer.Option(help="Features of a token, between commas.")] = "8",
@@ -98,30 +99,14 @@ def curve(
     as_json: Json = False,
 ) -> int:
     """What parities of ever more bits cost each learner, beside random layers of the same shape."""
-    from dataclasses import asdict
-
     from mhalearn import storage
-    from mhalearn.hardness.curve import METHODS, Cell, growth, measure_cost, record_of, summarise
+    from mhalearn.hardness.curve import growth, measure_cost, record_of, summarise
 
-    counts, widths = _integers("--heads", heads), _integers("--dims", dims)
-    learners = methods.split(",")
-    for name in learners:
-        if name not in METHODS:
-            raise ValueError(f"--methods {name}: choose among {', '.join(METHODS)}")
-    for m in counts:
-        if m < 2 or m % 2 or m + 1 > min(widths):
-            raise ValueError(f"--heads {m}: give even numbers below --dims, such as 2,4,6")
+    cells = _cells(heads, dims, methods)
     for path in (out, plot):
         if path is not None:
             storage.check_writable(path)
     use_compilation_cache()
-    cells = [
-        Cell(family, m, d, method)
-        for family in ("parity", "generic")
-        for d in widths
-        for method in learners
-        for m in counts
-    ]
     records = [
         record_of(cell, budget, measure_cost(cell, seed, budget))
         for cell in cells
@@ -139,7 +124,36 @@ def curve(
         draw_curve(records, plot)
     if as_json:
         print_json(facts)
-        return Exit.DONE
+    else:
+        _print_costs(lines, rates)
+    return Exit.DONE
+
+
+def _cells(heads: str, dims: str, methods: str) -> list[Cell]:
+    """All combinations of what was asked for, for parities and for random layers."""
+    from mhalearn.hardness.curve import METHODS, Cell
+
+    counts, widths, learners = (
+        _integers("--heads", heads),
+        _integers("--dims", dims),
+        methods.split(","),
+    )
+    for name in learners:
+        if name not in METHODS:
+            raise ValueError(f"--methods {name}: choose among {', '.join(METHODS)}")
+    for m in counts:
+        if m < 2 or m % 2 or m + 1 > min(widths):
+            raise ValueError(f"--heads {m}: give even numbers below --dims, such as 2,4,6")
+    return [
+        Cell(family, m, d, method)
+        for family in ("parity", "generic")
+        for d in widths
+        for method in learners
+        for m in counts
+    ]
+
+
+def _print_costs(lines: list[Line], rates: list[Growth]) -> None:
     print_table(
         ("family", "heads", "dim", "learner", "learned", "seconds a success"),
         [
@@ -161,7 +175,6 @@ def curve(
             for rate in rates
         }
     )
-    return Exit.DONE
 
 
 def _integers(option: str, text: str) -> list[int]:
@@ -188,7 +201,7 @@ def _write(
             {
                 "weights": secret.weights,
                 "examples": n,
-                "files": {name: str(path) for name, path in paths.items()},
+                "files": paths,
             }
         )
     else:

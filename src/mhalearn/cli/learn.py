@@ -1,11 +1,13 @@
 """learn: from examples to a layer, its certificate and its report."""
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 import math
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -15,6 +17,10 @@ from mhalearn.cli.fit import fit
 from mhalearn.cli.options import Json, Seed, check_outputs
 from mhalearn.cli.output import print_json, print_verdict, times
 from mhalearn.cli.together import meet
+
+if TYPE_CHECKING:
+    from mhalearn.estimator import AttentionRegressor
+    from mhalearn.examples import Examples
 
 commands = typer.Typer()
 
@@ -116,49 +122,72 @@ def learn(
                 {"interrupted": True, "outcome": None, "recovered": False, "layer": stopped.saved}
             )
         raise
-    recovered = estimator.outcome_ is mha.Outcome.RECOVERED
-    code = Exit.DONE if recovered else Exit.NOT_RECOVERED
-    if not speaking:
-        return code
+    if speaking:
+        _write(estimator, examples, out, report)
+        solution = estimator.solution_
+        learned = Learned(estimator, data, out, report, time.monotonic() - began)
+        if as_json:
+            print_json(learned.to_json())
+        else:
+            print_verdict(solution.outcome.name, solution.reason, learned.in_words())
+    return Exit.DONE if estimator.outcome_ is mha.Outcome.RECOVERED else Exit.NOT_RECOVERED
+
+
+def _write(
+    estimator: AttentionRegressor, examples: Path, out: Path | None, report: Path | None
+) -> None:
+    import mhalearn as mha
+
     if out is not None:
         estimator.layer_.save(out)
     if report is not None:
         # The report names the file, so that its command can be run again.
         settings = estimator.solution_.settings | {"examples": str(examples)}
         mha.write_report(dataclasses.replace(estimator.solution_, settings=settings), report)
-    solution, certificate = estimator.solution_, estimator.certificate_
-    seconds = time.monotonic() - began
-    if as_json:
-        print_json(
-            {
-                "outcome": solution.outcome.name,
-                "reason": solution.reason,
-                "recovered": recovered,
-                "interrupted": False,
-                "n_heads": estimator.n_heads_,
-                "examples": {"n": data.n, "k": data.k, "d": data.d, "out_dim": data.out_dim},
-                "relative_mse": None if certificate is None else certificate.relative_mse,
-                "certificate": None if certificate is None else certificate.to_dict(),
-                "layer": None if out is None else str(out),
-                "report": None if report is None else str(report),
-                "seconds": seconds,
-            }
-        )
-    else:
+
+
+class Learned(NamedTuple):
+    """What is told of a run that has ended."""
+
+    estimator: AttentionRegressor
+    examples: Examples
+    out: Path | None
+    report: Path | None
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        solution, certificate = self.estimator.solution_, self.estimator.certificate_
+        shape = {name: getattr(self.examples, name) for name in ("n", "k", "d", "out_dim")}
+        return {
+            "outcome": solution.outcome.name,
+            "reason": solution.reason,
+            "recovered": solution.outcome.name == "RECOVERED",
+            "interrupted": False,
+            "n_heads": self.estimator.n_heads_,
+            "examples": shape,
+            "relative_mse": None if certificate is None else certificate.relative_mse,
+            "certificate": None if certificate is None else certificate.to_dict(),
+            "layer": self.out,
+            "report": self.report,
+            "seconds": self.seconds,
+        }
+
+    def in_words(self) -> dict[str, str]:
+        estimator, certificate = self.estimator, self.estimator.certificate_
+        n, d, heads = self.examples.n, self.examples.d, estimator.n_heads_
+        limit = self.examples.counting_limit(heads, estimator.bias, estimator.head_dim)
         found = bool(estimator.layer_.w.any())  # a run may end before it has a layer
-        limit = data.counting_limit(estimator.n_heads_, bias=bias, head_dim=head_dim)
         facts = {
-            "layer": (f"{estimator.n_heads_} heads, d = {data.d}: " if found else "zeros: ")
-            + (str(out) if out else "not saved (add --out layer.safetensors)"),
-            "examples": f"{data.n}: {times(data.n, limit)}",
+            "layer": (f"{heads} heads, d = {d}: " if found else "zeros: ")
+            + (str(self.out) if self.out else "not saved (add --out layer.safetensors)"),
+            "examples": f"{n}: {times(n, limit)}",
         }
         if certificate is not None:
             facts["held-out error"] = f"{certificate.relative_mse:.1e} relative squared"
             facts["certificate"] = certificate.statement
-        if report is not None:
-            facts["report"] = str(report)
-        print_verdict(solution.outcome.name, solution.reason, facts | {"seconds": f"{seconds:.1f}"})
-    return code
+        if self.report is not None:
+            facts["report"] = str(self.report)
+        return facts | {"seconds": f"{self.seconds:.1f}"}
 
 
 def _heads(text: str) -> int | Literal["auto"]:

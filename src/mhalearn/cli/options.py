@@ -8,8 +8,12 @@ from typing import Annotated
 import typer
 
 Folder = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to.")]
+Count = Annotated[int, typer.Option(min=1, help="Examples to draw.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 LayerFile = Annotated[Path, typer.Argument(metavar="LAYER", help="A layer file.")]
+Noise = Annotated[
+    float, typer.Option(min=0, help="Label noise, relative to the labels' root mean square.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -14,9 +15,11 @@ def print_json(facts: Mapping[str, Any]) -> None:
 
 
 def strict(value: Any) -> Any:
-    """What JSON can hold: numbers that are not finite become null, arrays lists."""
+    """What JSON can hold: numbers that are not finite become null, arrays lists, paths text."""
     if isinstance(value, Mapping):
         return {str(name): strict(item) for name, item in value.items()}
+    if isinstance(value, Path):
+        return str(value)
     if hasattr(value, "tolist"):  # NumPy arrays and scalars
         value = value.tolist()
     if isinstance(value, list | tuple):

@@ -67,6 +67,8 @@ def measure_cost(
     cell: Cell, seed: int, budget: float, ratios: Iterable[float] = RATIOS, **options: Any
 ) -> Cost:
     """Give the learner ever more examples until it learns the layer of this seed."""
+    if not (ratios := tuple(ratios)):
+        raise ValueError("ratios=(): pass at least one, in times the counting limit")
     layer, secret = teacher(cell.family, cell.n_heads, cell.d, seed, **options)
     fresh = sample_inputs("boolean", _FRESH, 2, cell.d, seed=20_000 + seed)
     truth = layer(fresh)

@@ -14,7 +14,8 @@ import numpy as np
 
 from mhalearn.hardness.families import Secret, hard_layer, sharp_layer
 from mhalearn.hardness.queries import cube
-from mhalearn.layer import AttentionLayer, Float64
+from mhalearn.inputs import check_count
+from mhalearn.layer import Float64
 from mhalearn.teachers import random_layer
 
 
@@ -57,9 +58,8 @@ def parity_dimension(n_heads: int, d: int, sharpness: float = 16.0) -> Dimension
 def generic_dimension(n_heads: int, d: int, size: int, seed: int = 0) -> Dimension:
     """As many random layers of the same shape, whose mean label is zero already."""
     x = cube(d)
-    layers: list[AttentionLayer] = [
-        random_layer(n_heads, d, seed=seed + number) for number in range(size)
-    ]
+    count = check_count("size", size)
+    layers = [random_layer(n_heads, d, seed=seed + number) for number in range(count)]
     return _dimension([layer(x)[:, 0] for layer in layers])
 
 

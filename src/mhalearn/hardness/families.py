@@ -7,7 +7,6 @@ alternating sign add up to a square wave of a secret count. See Chen & Li, Theor
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mhalearn import storage
-from mhalearn.inputs import Stream, check_count, generator
-from mhalearn.layer import AttentionLayer, Float64
+from mhalearn.inputs import Stream, check_count, generator, is_number
+from mhalearn.layer import AttentionLayer, Float64, check_array
 from mhalearn.teachers import random_layer
 
 FAMILIES = ("parity", "rounding")
 MODULUS = 8
 # The norm of the Thetas of the random layer that `mix` leads to.
 _GENERIC = 2.0
+# Beyond these the closed form is reached long since, and secrets take seconds to draw.
+_SHARPEST, _LARGEST_MODULUS = 1000.0, 4096
 
 
 @dataclass(frozen=True)
@@ -42,22 +43,19 @@ class Secret:
     modulus: int
 
     def __post_init__(self) -> None:
-        weights, size = np.asarray(self.weights), np.asarray(self.projection).shape
-        even = self.n_heads > 0 and self.modulus > 0 and not (self.n_heads % 2 or self.modulus % 2)
-        if self.family not in FAMILIES or not even:
+        heads = check_count("n_heads", self.n_heads, least=2)
+        modulus = check_count("modulus", self.modulus, least=2)
+        if self.family not in FAMILIES or heads % 2 or modulus % 2:
             raise ValueError("a secret is of the family parity or rounding, its numbers even")
-        if (
-            weights.ndim != 1
-            or size != (len(weights),) * 2
-            or not np.issubdtype(weights.dtype, int)
-        ):
+        weights = check_array("weights", self.weights, 1)
+        size = check_array("projection", self.projection, 2).shape
+        integers = np.issubdtype(weights.dtype, int) and len(weights) > 0
+        if not integers or size != (len(weights),) * 2:
             raise ValueError(
                 f"weights {weights.shape}, projection {size}: pass d integers and d x d"
             )
-        if not np.isfinite(self.projection).all() or weights.min() < 0 or weights[0] != 0:
-            raise ValueError(
-                "weights are not negative, the first is 0, and the projection is finite"
-            )
+        if weights.min() < 0 or weights[0] != 0:
+            raise ValueError("weights are not negative, and the first is 0")
         if weights.sum() > largest_sum(self.n_heads, self.modulus):
             raise ValueError(
                 f"the weights sum to {weights.sum()}: with {self.n_heads} heads and modulus "
@@ -70,7 +68,7 @@ class Secret:
 
     def counts(self, x: ArrayLike) -> NDArray[np.int64]:
         """h for each example."""
-        return (_products(x) < 0) @ self.weights
+        return (_products(x, len(self.weights)) < 0) @ self.weights
 
     def signs(self, x: ArrayLike) -> NDArray[np.int64]:
         """(-1)^j: the parity, or the square wave, of the secret count."""
@@ -88,7 +86,8 @@ class Secret:
         For a parity it leaves half of their energy; little less can be left without the secret
         where there are many.
         """
-        return -is_shown(x)[:, None, None] * differences(x) @ self.projection
+        shown = is_shown(x, len(self.weights))
+        return -shown[:, None, None] * differences(x) @ self.projection
 
     def save(self, path: str | Path) -> None:
         """Write the secret to a .safetensors file, atomically."""
@@ -141,10 +140,8 @@ def hard_layer(
         raise ValueError(f"family={family!r}: pass 'parity' or 'rounding'")
     if n_heads % 2:
         raise ValueError(f"n_heads={n_heads}: heads cancel in pairs; pass an even number")
-    if not (math.isfinite(sharpness) and sharpness > 0):
-        raise ValueError(f"sharpness={sharpness}: pass a positive number, such as 8.0")
-    if not 0 <= mix <= 1:
-        raise ValueError(f"mix={mix}: pass a number from 0 (hard) to 1 (random)")
+    if not (is_number(mix) and 0 <= mix <= 1):
+        raise ValueError(f"mix={mix!r}: pass a number from 0 (hard) to 1 (random)")
     if family == "parity" and modulus is not None:
         raise ValueError(f"modulus={modulus}: parities have none; leave it out")
     rng = generator(seed, Stream.SECRET)
@@ -169,9 +166,9 @@ def hard_layer(
     return layer.replace(metadata={"seed": str(seed), "teacher": recipe}), secret
 
 
-def is_shown(x: ArrayLike) -> NDArray[np.int64]:
+def is_shown(x: ArrayLike, d: int | None = None) -> NDArray[np.int64]:
     """1[b_0 = -1]: elsewhere all heads attend alike, and cancel."""
-    return (_products(x)[:, 0] < 0).astype(np.int64)
+    return (_products(x, d)[:, 0] < 0).astype(np.int64)
 
 
 def differences(x: ArrayLike) -> Float64:
@@ -180,16 +177,22 @@ def differences(x: ArrayLike) -> Float64:
     return tokens[:, ::-1] - tokens
 
 
-def _products(x: ArrayLike) -> NDArray[Any]:
-    """b = x_1 * x_2."""
-    tokens = np.asarray(x)
-    if tokens.ndim != 3 or tokens.shape[1] != 2:
+def _products(x: ArrayLike, d: int | None) -> NDArray[Any]:
+    """b = x_1 * x_2, of d features where that is known."""
+    tokens = check_array("X", x, 3)
+    if d is not None and tokens.shape[2] != d:
+        raise ValueError(f"X has {tokens.shape[2]} features a token, the layer has d = {d}")
+    if tokens.shape[1] != 2:
         raise ValueError(f"X has shape {tokens.shape}: hard layers have two tokens, (n, 2, d)")
     return tokens[:, 0] * tokens[:, 1]
 
 
 def sharp_layer(secret: Secret, sharpness: float) -> AttentionLayer:
     """Head i steps at h = t_i + 1/2, t_i = (i + 1) q / 2 - 1."""
+    if not (is_number(sharpness) and 0 < sharpness <= _SHARPEST):
+        raise ValueError(
+            f"sharpness={sharpness!r}: pass a positive number up to {_SHARPEST:g}, such as 8.0"
+        )
     heads = np.arange(secret.n_heads)
     steps = (heads + 1) * secret.modulus // 2 - 0.5
     diagonals = np.tile(sharpness * secret.weights.astype(float), (secret.n_heads, 1))
@@ -217,6 +220,8 @@ def _random_integers(
     modulus = check_count("modulus", modulus, least=2)
     if modulus % 2:
         raise ValueError(f"modulus={modulus}: half periods are integers; pass an even number")
+    if modulus > _LARGEST_MODULUS:
+        raise ValueError(f"modulus={modulus}: pass at most {_LARGEST_MODULUS}, such as {MODULUS}")
     if d < 2:
         raise ValueError(f"d={d}: coordinate 0 shows the label; pass at least 2")
     most = largest_sum(n_heads, modulus)

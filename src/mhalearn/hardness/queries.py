@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn.hardness.families import Secret
-from mhalearn.layer import Float64
+from mhalearn.inputs import check_count, is_number
+from mhalearn.layer import Float64, check_array, check_inputs
 
 # Queries map all inputs and labels (n, 2, d), (n, 2, e) to one number from -1 to 1 an example.
 Query = Callable[[NDArray[Any], Float64], Float64]
@@ -33,10 +34,11 @@ class QueryOracle:
     asked: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tolerance <= 1:
-            raise ValueError(f"tolerance={self.tolerance}: pass a number from 0 to 1")
-        if len(self.x) != len(self.y) or not len(self.x):
-            raise ValueError(f"{len(self.x)} inputs, {len(self.y)} labels: pass as many, not none")
+        if not (is_number(self.tolerance) and 0 <= self.tolerance <= 1):
+            raise ValueError(f"tolerance={self.tolerance!r}: pass a number from 0 to 1")
+        self.x, self.y = check_inputs(self.x)[0], check_array("labels", self.y, 3)
+        if len(self.x) != len(self.y):
+            raise ValueError(f"{len(self.x)} inputs, {len(self.y)} labels: pass as many")
 
     def ask(self, query: Query) -> float:
         values = np.asarray(query(self.x, self.y), dtype=np.float64)
@@ -60,6 +62,13 @@ def learn_by_queries(
     heads, after all of smaller degree.
     """
     d = len(family.projection)
+    shape = oracle.x.shape[2], oracle.y.shape[2]
+    if shape != (d, d):
+        raise ValueError(
+            f"the oracle maps {shape[0]} features to {shape[1]}, the family {d} to {d}"
+        )
+    if max_queries is not None:
+        check_count("max_queries", max_queries, least=0)
     if oracle.tolerance >= _HALFWAY:
         return None
     for size in range(d - 1):
@@ -87,7 +96,7 @@ def _correlation(family: Secret, entry: int, others: tuple[int, ...]) -> Query:
 
 def cube(d: int) -> NDArray[np.int8]:
     """All inputs of two +-1 tokens: (4^d, 2, d), the first token's bits outermost, then b's."""
-    if not 1 <= d <= 10:
+    if check_count("d", d) > 10:
         raise ValueError(f"d={d}: all 4^d inputs are listed up to d = 10")
     half = ((np.arange(2**d)[:, None] >> np.arange(d)[::-1]) & 1).astype(np.int8)
     signs = 1 - 2 * half

@@ -1,4 +1,4 @@
-"""Runs: each is a process that tells what happens; they can be watched, and stopped at once."""
+"""Runs: each is a process that tells what happens; they can be watched, and stopped."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from mhalearn.studio.wish import Limits, Wish
 _LONGEST_LINE = 2**20
 # What a process may take to leave once it has closed its output.
 _LEAVING_SECONDS = 10.0
+# What a stopped process may take to write a report of what it has.
+_REPORT_SECONDS = 30.0
 _WORKER = (sys.executable, "-m", "mhalearn.studio.worker")
 
 
@@ -32,10 +34,12 @@ class Run:
 
     def __init__(self, number: int, wish: Wish, report: Path) -> None:
         self.number, self.wish, self.report = number, wish, report
-        self.messages: list[str] = []  # JSON, in order; the last one has kind "ended" or "failed"
+        # JSON, in order; the last one has kind "ended", "stopped" or "failed".
+        self.messages: list[str] = []
         self.state = "running"  # then the name of an outcome, "stopped" or "failed"
         self.began = time.monotonic()
         self.took: float | None = None
+        self._has_layer = False  # it has shown one, so that there is something to report
         self._told = asyncio.Condition()
         self._process: asyncio.subprocess.Process | None = None
         self._why_stopped: str | None = None
@@ -44,6 +48,10 @@ class Run:
     def is_running(self) -> bool:
         return self.took is None
 
+    @property
+    def has_report(self) -> bool:
+        return not self.is_running and self.report.exists()
+
     def summary(self) -> dict[str, Any]:
         return {
             "number": self.number,
@@ -51,12 +59,13 @@ class Run:
             "state": self.state,
             "seconds": time.monotonic() - self.began if self.took is None else self.took,
             "running": self.is_running,
-            "report": self.report.exists() and not self.is_running,
+            "report": self.has_report,
         }
 
     async def work(self, environment: dict[str, str], seconds: float) -> None:
-        """Start the process and listen until it ends; after `seconds` end it from outside."""
+        """Start the process and listen until it ends; after `seconds` stop it."""
         errors: bytes = b""
+        limit = asyncio.create_task(self._stop_after(seconds))
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *_WORKER,
@@ -70,23 +79,34 @@ class Run:
             )
             if self._why_stopped is not None:  # asked for while it was being started
                 self._end_process()
-            errors = await asyncio.wait_for(self._listen(self._process), seconds)
-            await asyncio.wait_for(self._process.wait(), _LEAVING_SECONDS)
-        except TimeoutError:
-            self._kill("it did not end by itself after its time limit")
+            errors = await self._listen(self._process)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _LEAVING_SECONDS)
         except (OSError, ValueError) as error:
-            self._kill(f"the process could not be followed: {error}")
+            self._why_stopped = self._why_stopped or f"the process could not be followed: {error}"
         finally:
+            limit.cancel()
             if self._process is not None:
                 self._end_process()
                 await self._process.wait()
             await self._end(errors)
 
-    async def stop(self, why: str = "stopped by hand") -> None:
-        """End the process at once, and wait until it has gone."""
-        self._kill(why)
-        async with self._told:
-            await self._told.wait_for(lambda: not self.is_running)
+    async def stop(self, why: str = "stopped by hand", *, report: bool = True) -> None:
+        """End the process, and wait until it has gone.
+
+        One that has a layer is asked to write a report of it first, unless nobody will read it.
+        """
+        is_first = self._why_stopped is None
+        self._why_stopped = self._why_stopped or why
+        if not (report and self._has_layer):
+            self._end_process()
+        elif is_first:
+            self._ask_to_leave(why)
+        try:
+            await asyncio.wait_for(self._gone(), _REPORT_SECONDS)
+        except TimeoutError:
+            self._end_process()
+            await self._gone()
 
     async def follow(self, after: int = 0) -> AsyncIterator[tuple[int, str]]:
         """Messages with their numbers, from the one after `after`, until the run has ended."""
@@ -120,6 +140,7 @@ class Run:
         async with self._told:
             # Old pictures are of no use to who comes late; their numbers stay taken.
             if kind == "heads":
+                self._has_layer = True
                 for i in range(len(self.messages) - 1, -1, -1):
                     if self.messages[i].startswith('{"kind": "heads"'):
                         self.messages[i] = '{"kind": "past"}'
@@ -129,7 +150,7 @@ class Run:
 
     async def _end(self, errors: bytes) -> None:
         last = json.loads(self.messages[-1]) if self.messages else {}
-        if last.get("kind") == "ended" and self._why_stopped is None:
+        if last.get("kind") == "ended":
             self.state = last["outcome"]
         elif last.get("kind") == "failed":
             self.state = "failed"
@@ -141,10 +162,17 @@ class Run:
             self.took = time.monotonic() - self.began
             self._told.notify_all()
 
-    def _kill(self, why: str) -> None:
-        if self.is_running and self._why_stopped is None:
-            self._why_stopped = why
-            self._end_process()
+    async def _stop_after(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await self.stop("it did not end by itself after its time limit")
+
+    async def _gone(self) -> None:
+        async with self._told:
+            await self._told.wait_for(lambda: not self.is_running)
+
+    def _ask_to_leave(self, why: str) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(f"{why}\n".encode())
 
     def _end_process(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -190,7 +218,7 @@ class Runs:
         """Stop everything, and leave nothing on disk."""
         for run in self.newest_first():
             if run.is_running:
-                await run.stop("the studio was closed")
+                await run.stop("the studio was closed", report=False)
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None

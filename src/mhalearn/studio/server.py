@@ -36,75 +36,21 @@ _POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; bas
 def make_app(limits: Limits, environment: dict[str, str] | None = None) -> Starlette:
     """The page and its addresses. Leaving the app's lifespan stops all runs."""
     runs = Runs(limits, environment)
+    answers = Answers(runs)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await runs.close()
 
-    async def about(request: Request) -> Response:
-        return JSONResponse(
-            {
-                "bounds": bounds(limits),
-                "running": limits.running,
-                "methods": METHODS,
-                "inputs": INPUTS,
-                "presets": {name: dataclasses.asdict(wish) for name, wish in PRESETS.items()},
-            }
-        )
-
-    async def index(request: Request) -> Response:
-        return JSONResponse([run.summary() for run in runs.newest_first()])
-
-    async def start(request: Request) -> Response:
-        try:
-            wish = read_wish(await _json_body(request), limits)
-            return JSONResponse(runs.start(wish).summary(), 201)
-        except ValueError as error:
-            return _refuse(400, str(error))
-        except TooManyRuns as error:
-            return _refuse(429, str(error))
-
-    async def stop(request: Request) -> Response:
-        run = _find(request)
-        if run is None:
-            return _refuse(404, "there is no such run")
-        if run.is_running:
-            await run.stop()
-        return JSONResponse(run.summary())
-
-    async def events(request: Request) -> Response:
-        run = _find(request)
-        if run is None:
-            return _refuse(404, "there is no such run")
-        seen = request.headers.get("last-event-id", "")
-        after = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 10 else 0
-
-        async def stream() -> AsyncIterator[str]:
-            yield "retry: 1000\n\n"
-            async for number, message in run.follow(after):
-                yield f"id: {number}\ndata: {message}\n\n"
-            yield f"event: over\ndata: {json.dumps(run.summary())}\n\n"
-
-        return StreamingResponse(stream(), media_type="text/event-stream")
-
-    async def report(request: Request) -> Response:
-        run = _find(request)
-        if run is None or not run.summary()["report"]:
-            return _refuse(404, "this run has no report: runs that end by themselves do")
-        return FileResponse(run.report, media_type="text/html")
-
-    def _find(request: Request) -> Run | None:
-        return runs.find(request.path_params["number"])
-
     app = Starlette(
         routes=[
-            Route("/about", about),
-            Route("/runs", index),
-            Route("/runs", start, methods=["POST"]),
-            Route("/runs/{number:int}/stop", stop, methods=["POST"]),
-            Route("/runs/{number:int}/events", events),
-            Route("/runs/{number:int}/report", report),
+            Route("/about", answers.about),
+            Route("/runs", answers.index),
+            Route("/runs", answers.start, methods=["POST"]),
+            Route("/runs/{number:int}/stop", answers.stop, methods=["POST"]),
+            Route("/runs/{number:int}/events", answers.events),
+            Route("/runs/{number:int}/report", answers.report),
             Mount("/", StaticFiles(directory=_PAGE, html=True)),
         ],
         middleware=[Middleware(OnlyThisPage)],
@@ -112,6 +58,71 @@ def make_app(limits: Limits, environment: dict[str, str] | None = None) -> Starl
     )
     app.state.runs = runs
     return app
+
+
+class Answers:
+    """What each address answers."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    async def about(self, request: Request) -> Response:
+        limits = self._runs.limits
+        return JSONResponse(
+            {
+                "bounds": bounds(limits),
+                "methods": METHODS,
+                "inputs": INPUTS,
+                "presets": {name: dataclasses.asdict(wish) for name, wish in PRESETS.items()},
+            }
+        )
+
+    async def index(self, request: Request) -> Response:
+        return JSONResponse([run.summary() for run in self._runs.newest_first()])
+
+    async def start(self, request: Request) -> Response:
+        try:
+            wish = read_wish(await _json_body(request), self._runs.limits)
+            return JSONResponse(self._runs.start(wish).summary(), 201)
+        except ValueError as error:
+            return _refuse(400, str(error))
+        except TooManyRuns as error:
+            return _refuse(429, str(error))
+
+    async def stop(self, request: Request) -> Response:
+        run = self._find(request)
+        if run is None:
+            return _refuse(404, "there is no such run")
+        if run.is_running:
+            await run.stop()
+        return JSONResponse(run.summary())
+
+    async def events(self, request: Request) -> Response:
+        run = self._find(request)
+        if run is None:
+            return _refuse(404, "there is no such run")
+        seen = request.headers.get("last-event-id", "")
+        after = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 10 else 0
+        return StreamingResponse(_stream(run, after), media_type="text/event-stream")
+
+    async def report(self, request: Request) -> Response:
+        run = self._find(request)
+        if run is None:
+            return _refuse(404, "there is no such run")
+        if not run.has_report:
+            return _refuse(404, "this run has no report: it is going on, or ended without a layer")
+        return FileResponse(run.report, media_type="text/html")
+
+    def _find(self, request: Request) -> Run | None:
+        return self._runs.find(request.path_params["number"])
+
+
+async def _stream(run: Run, after: int) -> AsyncIterator[str]:
+    """What a run tells from there on, as server-sent events; the last one is its summary."""
+    yield "retry: 1000\n\n"
+    async for number, message in run.follow(after):
+        yield f"id: {number}\ndata: {message}\n\n"
+    yield f"event: over\ndata: {json.dumps(run.summary())}\n\n"
 
 
 class OnlyThisPage:

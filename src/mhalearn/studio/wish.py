@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +112,7 @@ def _read(name: str, kind: Any, value: Any) -> Any:
     if kind == "str" and isinstance(value, str):
         return value
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "float" and number and math.isfinite(value):
+    if kind == "float" and number and abs(value) < 1e300:  # an int may be larger than any float
         return float(value)
     # Integers beyond what a double holds exactly would not come back as they were sent.
     if kind == "int" and number and abs(value) < 2**53 and value == int(value):

@@ -2,7 +2,8 @@
 
     python -m mhalearn.studio.worker REPORT < wish.json
 
-Standard input stays open as long as the server lives; when it closes, so does the run.
+Standard input stays open as long as the server lives; when it closes, so does the run. A second
+line says why the run is to stop: it ends with a report of what it has.
 """
 
 from __future__ import annotations
@@ -17,29 +18,25 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import mhalearn as mha
 from mhalearn.studio.wish import Wish
-
-if TYPE_CHECKING:
-    from mhalearn.layer import AttentionLayer
-    from mhalearn.outcome import Event
 
 # Events a run tells one by one, and pictures of its heads; later ones by the clock.
 _MANY_EVENTS, _MANY_PICTURES = 600, 40
 _EVENT_SECONDS, _PICTURE_SECONDS = 0.5, 1.0
+# Examples by which a stopped run chooses what to report.
+_SOME = 1000
 
 Tell = Callable[[dict[str, Any]], None]
 
 
 def main(arguments: list[str]) -> None:
     wish = Wish(**json.loads(sys.stdin.readline()))
-    threading.Thread(target=_leave_with_the_server, daemon=True).start()
-    with contextlib.suppress(AttributeError, OSError):
-        os.nice(10)  # whoever watches comes first
     out = sys.stdout
 
     def tell(message: dict[str, Any]) -> None:
@@ -47,7 +44,11 @@ def main(arguments: list[str]) -> None:
         out.flush()
 
     try:
-        learn(wish, Path(arguments[0]), tell)
+        run = Learning(wish, Path(arguments[0]), tell)
+        threading.Thread(target=_heed_the_server, args=[run.stop], daemon=True).start()
+        with contextlib.suppress(AttributeError, OSError):
+            os.nice(10)  # whoever watches comes first
+        run.learn()
     except ValueError as error:
         tell({"kind": "failed", "reason": " ".join(str(error).split())})
     except Exception as error:
@@ -57,63 +58,108 @@ def main(arguments: list[str]) -> None:
         tell({"kind": "failed", "reason": "out of memory: choose fewer examples, or a smaller one"})
 
 
-def learn(wish: Wish, report: Path, tell: Tell) -> None:
-    """Draw a layer and examples, learn it back, write the report. The learner sees no truth."""
-    import mhalearn as mha
+class Learning:
+    """Draws a layer and examples, learns it back, writes the report. The learner sees no truth."""
 
-    truth = mha.random_layer(n_heads=wish.heads, d=wish.dim, scale=wish.scale, seed=wish.seed)
-    examples = mha.Examples.from_callable(
-        truth,
-        wish.inputs,
-        n=wish.examples,
-        k=wish.tokens,
-        d=wish.dim,
-        seed=wish.seed,
-        noise=wish.noise,
-    )
-    ratio = wish.examples / examples.counting_limit(wish.heads)
-    tell({"kind": "truth", "ratio": ratio, "heads": _pictures(truth, truth)})
-    estimator = mha.AttentionRegressor(
-        n_heads="auto" if wish.count_heads else wish.heads,
-        method=wish.method,
-        random_state=wish.seed,
-        max_seconds=wish.seconds,
-    )
-    watcher = Watcher(truth, estimator, tell)
-    solution = estimator.set_params(on_event=watcher.on_event).fit(examples).solution_
-    watcher.show(solution.layer, in_any_case=True)
-    tell({"kind": "stage", "name": "writing the report"})
-    mha.write_report(solution, report, truth=truth)
-    found = mha.compare(solution.layer, truth)
-    tell(
-        {
-            "kind": "ended",
-            "outcome": solution.outcome.name,
-            "explanation": solution.outcome.explanation,
-            "reason": solution.reason,
-            "max_error": _finite(found.max_error),
-            "heads": solution.layer.n_heads,
-            "report": True,
+    def __init__(self, wish: Wish, report: Path, tell: Tell) -> None:
+        self._report, self._tell = report, tell
+        self._truth = mha.random_layer(
+            n_heads=wish.heads, d=wish.dim, scale=wish.scale, seed=wish.seed
+        )
+        self._examples = mha.Examples.from_callable(
+            self._truth,
+            wish.inputs,
+            n=wish.examples,
+            k=wish.tokens,
+            d=wish.dim,
+            seed=wish.seed,
+            noise=wish.noise,
+        )
+        settings: dict[str, Any] = {
+            "n_heads": "auto" if wish.count_heads else wish.heads,
+            "method": wish.method,
+            "random_state": wish.seed,
+            "max_seconds": wish.seconds,
         }
-    )
+        shape = ("n", "k", "d", "out_dim")
+        self._settings = settings | {name: getattr(self._examples, name) for name in shape}
+        self._estimator = mha.AttentionRegressor(**settings)
+        self._watcher = Watcher(self._truth, self._estimator, self._say)
+        # Who has the floor speaks: the learner for a message, whoever ends the run for good.
+        self._floor = threading.RLock()
+        self._has_ended = False
+
+    def learn(self) -> None:
+        truth = self._truth
+        ratio = self._examples.n / self._examples.counting_limit(truth.n_heads)
+        self._say({"kind": "truth", "ratio": ratio, "heads": _pictures(truth, truth)})
+        self._estimator.set_params(on_event=self._watcher.on_event).fit(self._examples)
+        with self._floor:
+            self._end(self._estimator.solution_)
+            self._has_ended = True
+
+    def stop(self, why: str) -> None:
+        """Report the best layer so far, from another thread: the learner may be compiling.
+
+        It is not heard again: it waits for the floor with its next message.
+        """
+        self._floor.acquire()
+        layer = self._best_layer()
+        if self._has_ended or layer is None:
+            return
+        outcome, events = mha.Outcome.TIME_LIMIT, list(self._watcher.events)
+        reason = f"{why}; this is the best layer until then, and nothing about it is certified"
+        self._write(mha.Solution(layer, outcome, events, reason, settings=self._settings))
+
+    def _end(self, solution: mha.Solution) -> None:
+        self._watcher.show(solution.layer, in_any_case=True)
+        self._write(solution)
+        found = mha.compare(solution.layer, self._truth)
+        self._say(
+            {
+                "kind": "ended",
+                "outcome": solution.outcome.name,
+                "explanation": solution.outcome.explanation,
+                "reason": solution.reason,
+                "max_error": _finite(found.max_error),
+            }
+        )
+
+    def _best_layer(self) -> mha.AttentionLayer | None:
+        """What the learner has chosen or, if it fits better, what was shown last: polish, say."""
+        layers = (self._estimator.best_layer_so_far_(), self._watcher.last)
+        known = [layer for layer in layers if layer is not None]
+        x, y, _ = self._examples.subset(slice(_SOME)).arrays()
+        return min(known, key=lambda layer: np.sum((layer(x) - y) ** 2), default=None)
+
+    def _write(self, solution: mha.Solution) -> None:
+        self._say({"kind": "stage", "name": "writing the report"})
+        mha.write_report(solution, self._report, truth=self._truth)
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with self._floor:
+            self._tell(message)
 
 
 class Watcher:
     """Turns the learner's events into messages; the truth is compared here, for display only."""
 
-    def __init__(self, truth: AttentionLayer, estimator: Any, tell: Tell) -> None:
+    def __init__(self, truth: mha.AttentionLayer, estimator: Any, tell: Tell) -> None:
+        self.events: list[mha.Event] = []
+        self.last: mha.AttentionLayer | None = None  # that was shown
         self._truth, self._estimator, self._tell = truth, estimator, tell
-        self._events = self._pictures = 0
+        self._messages = self._pictures = 0
         self._told = self._shown = -math.inf
-        self._best: AttentionLayer | None = None
+        self._best: mha.AttentionLayer | None = None
         self._looked = False
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: mha.Event) -> None:
         """Tell an event. Beyond many, only every half second, unless it says something."""
+        self.events.append(event)
         now = time.monotonic()
-        if self._events > _MANY_EVENTS and now - self._told < _EVENT_SECONDS and not event.detail:
+        if self._messages > _MANY_EVENTS and now - self._told < _EVENT_SECONDS and not event.detail:
             return
-        self._events, self._told = self._events + 1, now
+        self._messages, self._told = self._messages + 1, now
         layer = self._estimator.layer_at_hand_()
         if layer is not None:
             self._looked = True
@@ -136,17 +182,16 @@ class Watcher:
         if layer is not None:
             self.show(layer)
 
-    def show(self, layer: AttentionLayer, in_any_case: bool = False) -> None:
+    def show(self, layer: mha.AttentionLayer, in_any_case: bool = False) -> None:
         """Send pictures of the heads. Beyond many, only every second."""
         now = time.monotonic()
         many = self._pictures > _MANY_PICTURES and now - self._shown < _PICTURE_SECONDS
         if (many and not in_any_case) or not np.isfinite(layer.theta).all():
             return
-        self._pictures, self._shown = self._pictures + 1, now
-        heads = _pictures(layer, self._truth)
-        self._tell({"kind": "heads", "heads": heads})
+        self._pictures, self._shown, self.last = self._pictures + 1, now, layer
+        self._tell({"kind": "heads", "heads": _pictures(layer, self._truth)})
 
-    def _newest_best(self) -> AttentionLayer | None:
+    def _newest_best(self) -> mha.AttentionLayer | None:
         """The best layer so far, where it is another than before."""
         best = self._estimator.best_layer_so_far_()
         known = self._best
@@ -155,20 +200,16 @@ class Watcher:
         self._best = best
         return best
 
-    def _errors(self, layer: AttentionLayer) -> list[float] | None:
-        from mhalearn.matching import compare
-
-        found = compare(layer, self._truth)
+    def _errors(self, layer: mha.AttentionLayer) -> list[float] | None:
+        found = mha.compare(layer, self._truth)
         if not found.comparable:
             return None
         return np.maximum(found.theta_errors, found.w_errors).tolist()
 
 
-def _pictures(layer: AttentionLayer, truth: AttentionLayer) -> list[dict[str, Any]]:
+def _pictures(layer: mha.AttentionLayer, truth: mha.AttentionLayer) -> list[dict[str, Any]]:
     """Each head as two small pictures and its errors, in the truth's order where it can be."""
-    from mhalearn.matching import compare
-
-    found = compare(layer, truth)
+    found = mha.compare(layer, truth)
     order = found.order.tolist() if found.comparable else range(layer.n_heads)
     theta_limit, w_limit = np.abs(truth.theta).max(), np.abs(truth.w).max()
     return [
@@ -197,9 +238,13 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _leave_with_the_server() -> None:
-    sys.stdin.read()
-    os._exit(1)
+def _heed_the_server(stop: Callable[[str], None]) -> None:
+    """Stop when a line says why; leave with a server that has gone."""
+    try:
+        if why := sys.stdin.readline().strip():
+            stop(why)
+    finally:
+        os._exit(1)
 
 
 if __name__ == "__main__":

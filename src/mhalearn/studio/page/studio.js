@@ -163,6 +163,8 @@ function state(run) {
   byId("stop").hidden = !run.running;
   byId("stop").disabled = false;
   byId("report").hidden = !run.report;
+  byId("no-report").hidden = run.report || run.state !== "stopped";
+  byId("no-report").textContent = shown.heads.length ? "No report: it was not written in time." : "No report: there was no layer yet.";
   tick();
 }
 
