@@ -101,3 +101,12 @@ def test_an_unknown_suite_is_refused(monkeypatch, capfd):
     monkeypatch.chdir(BENCHMARKS.parent)
     assert run(["bench", "everything"]) == 2
     assert "choose among" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("code", [0, 2, 3])
+def test_the_command_ends_as_the_comparison_does(code, tmp_path, monkeypatch):
+    script = tmp_path / "benchmarks" / "bench.py"
+    script.parent.mkdir()
+    script.write_text(f"raise SystemExit({code})")
+    monkeypatch.chdir(tmp_path)
+    assert run(["bench"]) == code
