@@ -3,15 +3,16 @@
     python benchmarks/bench.py [SUITE ...] [--folder DIR] [--record]
 
 Writes bench.json and one page, bench.md, to the folder. Figures are ratios, counts and errors,
-never bare seconds, and are compared with the committed ones (benchmarks/results/bench.json): if one
-got worse by more than its slack, the command says which and ends with code 1. --record makes what
-was measured the committed figures, and the page docs/bench.md.
+never bare seconds. Those of mhalearn are compared with the committed ones
+(benchmarks/results/bench.json): if one got worse by more than its slack, the command says which,
+and ends with code 3. --record commits to what was measured, and to the page as docs/bench.md.
 """
 
 import argparse
 import json
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,101 +20,123 @@ from pathlib import Path
 import frontier
 import noise
 import numpy as np
-from cases import case_at
+from cases import Case, case_at
+from first import recover
 from ledger import RESULTS, Ledger, Record, console, finite
-from race import print_race, race
+from peers import methods
+from race import Entries, compilation, has_arrived, print_race, race, standings
 from speed import entries
 
 import mhalearn as mha
 from mhalearn.hardness.curve import Cell, asdict, measure_cost
 
 PAGE = Path(__file__).parent.parent / "docs" / "bench.md"
-# How a figure is compared with the committed one: may it be this much worse?
+COMMITTED = RESULTS / "bench.json"
+WORSE = 3  # the exit code
+# How a figure is compared with the committed one: what is still no worse? Times are those of the
+# same work in the same minutes, so a factor of two is more than a busy machine explains.
 SLACK: dict[str, Callable[[float, float], bool]] = {
-    "times slower than newton": lambda new, old: new >= old / 3,
+    "times slower than newton": lambda new, old: new >= old / 2,
     "recovered": lambda new, old: new >= old - 1,
     "learned": lambda new, old: new >= old - 1,
     "squared error over the bound": lambda new, old: new <= 1.5 * old,
     "relative squared error": lambda new, old: new <= max(100 * old, 1e-20),
+    "largest parameter error": lambda new, old: new <= max(100 * old, 1e-12),
 }
-Figures = list[Record]  # suite, what, kind, value
+Figures = list[Record]
 
-PUBLISHED = """## Beside published figures
 
-| system | given | published | here |
-|---|---|---|---|
-| Chen & Li, STOC 2025 | random +-1 examples | (dk)^{O(m^3)} time, no code | [each phase measured](phases.md) |
-| Yau et al., 2410.10101 | random examples, linear attention | runs at d = 2 (N = 512) and d = 4 (N = 2048) | softmax attention, d = 8 to 384 ([solver](solver.md), [real layers](real.md)) |
-| 2608.03294 | 4 H d^2 - 2 H + 1 chosen queries (d = 8, H = 6: 1,525) | all heads, no code | as many scalars of random examples: [solver](solver.md) |
-| ePrint 2026/1678 | chosen continuous queries | d = 8, 6 heads, to 2^-51 | random examples, to about 1e-15 |
-"""  # noqa: E501
+def figure(
+    suite: str,
+    what: str,
+    kind: str,
+    value: float,
+    of: int | None = None,
+    more: str = "",
+    guarded: bool = True,
+) -> Record:
+    """A number of a suite, of how many, and what else the page says about it.
+
+    What peers and first-order baselines reach before the clock does is shown, not guarded.
+    """
+    found = {"suite": suite, "what": what, "kind": kind, "value": finite(value), "of": of}
+    return found | {"more": more, "guarded": guarded}
+
+
+# The suites
 
 
 def speed(ledger: Ledger) -> Figures:
-    """Seconds to a relative squared training error of 1e-20, compilation apart."""
+    """Seconds to a relative squared training error of 1e-20, compilation apart; ten times the
+    counting limit of examples, ten seconds, three teachers. A method that does not arrive counts
+    with its ten seconds."""
     found: Figures = []
     for shape in ((2, 8, 8), (4, 8, 8)):
         case = case_at(10, shape)
-        ratios = print_race(race(ledger, {"suite": "speed"}, case, entries(case), range(3), 10))
-        found += [
-            figure("speed", f"{case}, {name}", "times slower than newton", ratio)
-            for name, ratio in ratios.items()
-            if name != "newton"
-        ]
+        rows = race(ledger, {"suite": "speed"}, case, small_entries(case), range(3), 10)
+        ratios = print_race(rows)
+        for name, best in standings(rows).items():
+            more = f"{sum(map(has_arrived, best.rows))}/{len(best.rows)} arrive, median "
+            more += f"{best.median:.2g} s, compilation {best.compiling:.1f} s"
+            more += f"; {best.setting}" if best.setting else ""
+            what = f"{case}, {name}"
+            found.append(
+                figure("speed", what, "times slower than newton", ratios[name], None, more)
+            )
     return found
 
 
+def small_entries(case: Case) -> Entries:
+    """On layers this small SciPy's other method is often the quicker one."""
+    known = "scipy least_squares"
+    settings = {
+        name: run for name, run in methods()[known].items() if name.endswith(", 1 BLAS thread")
+    }
+    return entries(case) | {known: settings}
+
+
 def near_the_limit(ledger: Ledger) -> Figures:
-    """Layers recovered to 1e-10 near the counting limit."""
-    frontier.PEER_LIMIT = 10.0
-    found: Figures = []
+    """Layers of which every parameter is right to 1e-6 near the counting limit, and to 1e-10 after
+    polish by this solver; five teachers, ten seconds each for every method."""
+    limit, found = 10.0, []
+    runs = {"newton": frontier.run_newton}
+    runs |= {name: partial(frontier.run_peer, name) for name in frontier.PEERS}
     for ratio, shape in ((1.5, (2, 8, 4)), (1.25, (4, 8, 4))):
         case = case_at(ratio, shape)
-        runs = {"newton": frontier.run_newton}
-        runs |= {name: partial(frontier.run_peer, name) for name in frontier.PEERS}
         for name, run in runs.items():
-            rows = [
-                ledger.run(
-                    {"suite": "near the limit", "case": str(case), "method": name, "seed": seed},
-                    partial(run, case, seed),
-                )
-                for seed in range(5)
-            ]
+            key = {"suite": "near the limit", "case": str(case), "method": name}
+            rows = warm(ledger, key, 5, lambda seed, c=case, r=run: r(c, seed, limit))
+            polished = sum((row.get("polished_error") or 1.0) <= 1e-10 for row in rows)
+            more = f"{polished}/5 once polished, {ends_of(rows)}"
             count = sum(map(frontier.good, rows))
-            found.append(figure("near the limit", f"{case}, {name}", "recovered", count, 5))
+            what, ours = f"{case}, {name}", name == "newton"
+            found.append(figure("near the limit", what, "recovered", count, 5, more, ours))
     return found
 
 
 def under_noise(ledger: Ledger) -> Figures:
-    """The squared parameter error over the least possible (Cramer and Rao), 1 % noise."""
+    """The squared parameter error over the least possible (Cramer and Rao), 1 % noise, ten times
+    the counting limit of examples; the mean over eight teachers."""
     case = case_at(10, (2, 8, 4))
-    rows = [
-        ledger.run(
-            {"suite": "under noise", "case": str(case), "seed": seed},
-            partial(noise.run_newton, case, 0.01, seed),
-        )
-        for seed in range(8)
-    ]
-    ratios = [row["ratio"] for row in rows if row.get("ratio") is not None]
-    value = statistics.mean(ratios) if len(ratios) == len(rows) else float("inf")
-    return [figure("under noise", f"{case}, newton", "squared error over the bound", value)]
+    key = {"suite": "under noise", "case": str(case)}
+    rows = warm(ledger, key, 8, partial(noise.run_newton, case, 0.01))
+    value, _ = noise.mean(rows, "ratio")
+    more = f"intervals cover {noise.mean(rows, 'coverage')[0]:.1%}, {ends_of(rows)}"
+    kind = "squared error over the bound"
+    return [figure("under noise", f"{case}, newton", kind, value, None, more)]
 
 
 def every_method(ledger: Ledger) -> Figures:
-    """Held-out error of each learner as it is, no polish, 20 seconds, two teachers."""
+    """Held-out error of each learner of mhalearn as it is, without polish, the worse of two
+    teachers; twenty seconds each."""
     found: Figures = []
     for method in ("newton", "sculpt", "adam", "lbfgs", "linear"):
-        rows = [
-            ledger.run(
-                {"suite": "every method", "method": method, "seed": seed},
-                partial(held_out, method, seed),
-            )
-            for seed in range(2)
-        ]
-        errors = [row["error"] for row in rows if row.get("error") is not None]
-        value = max(errors) if len(errors) == len(rows) else float("inf")
+        key = {"suite": "every method", "method": method}
+        rows = warm(ledger, key, 2, partial(held_out, method))
+        errors = [float("inf") if row.get("error") is None else row["error"] for row in rows]
         what = f"2 heads, d = 8, k = 3, N = 20000, scale 4, {method}"
-        found.append(figure("every method", what, "relative squared error", value))
+        kind, guarded = "relative squared error", method not in ("adam", "lbfgs")
+        found.append(figure("every method", what, kind, max(errors), None, ends_of(rows), guarded))
     return found
 
 
@@ -124,25 +147,68 @@ def held_out(method: str, seed: int) -> Record:
     learner.fit(x, layer(x))
     truth = layer(fresh)
     wrong = np.sum((learner.predict(fresh) - truth) ** 2) / np.sum(truth**2)
-    return {"error": finite(float(wrong)), "outcome": learner.outcome_.name}
+    seconds = learner.trace_[-1].seconds
+    return {"error": finite(wrong), "outcome": learner.outcome_.name, "seconds": seconds}
 
 
 def hard(ledger: Ledger) -> Figures:
-    """Parities of two bits and random layers of the same shape, five seconds a fit."""
+    """Parities of two bits and random layers of the same shape; five seconds a fit, with 16 times
+    the counting limit of examples and, if that fails, with 128 times."""
     found: Figures = []
     for family in ("parity", "generic"):
         for method in ("newton", "adam"):
             cell = Cell(family, 2, 8, method)
-            rows = [
-                ledger.run(
-                    {"suite": "hard"} | asdict(cell) | {"seed": seed},
-                    lambda c=cell, s=seed: asdict(measure_cost(c, s, 5.0)),
-                )
-                for seed in range(3)
-            ]
+            key = {"suite": "hard"} | asdict(cell)
+            rows = warm(ledger, key, 3, lambda seed, c=cell: asdict(measure_cost(c, seed, 5.0)))
             count = sum(bool(row.get("learned")) for row in rows)
-            found.append(figure("hard", f"{family}, 2 heads, d = 8, {method}", "learned", count, 3))
+            what = f"{family}, 2 heads, d = 8, {method}"
+            guarded = method == "newton"
+            found.append(figure("hard", what, "learned", count, 3, ends_of(rows), guarded))
     return found
+
+
+def published_sizes(ledger: Ledger) -> Figures:
+    """Softmax layers of the sizes of published runs, from random +-1 examples and told the number
+    of heads; the worst of three teachers. What was published is in the table below."""
+    runs = {
+        "2608.03294: 6 heads, d = 8, one output, at most 1,525 scalars": partial(
+            frontier.run_scalar, 4
+        ),
+        "ePrint 2026/1678: 6 heads, d = 8, N = 200": partial(recover, Case(6, 8, 4, 200, 2.0)),
+        "2410.10101: 2 heads, d = 2, N = 512": partial(recover, Case(2, 2, 4, 512, 2.0)),
+        "2410.10101: 2 heads, d = 4, N = 2048": partial(recover, Case(2, 4, 4, 2048, 2.0)),
+    }
+    found: Figures = []
+    for what, run in runs.items():
+        rows = warm(ledger, {"suite": "published sizes", "case": what}, 3, run)
+        errors = [row.get("max_error", row.get("polished_error")) for row in rows]
+        worst = max(float("inf") if error is None else error for error in errors)
+        kind = "largest parameter error"
+        found.append(figure("published sizes", what, kind, worst, None, ends_of(rows)))
+    return found
+
+
+def warm(ledger: Ledger, key: Record, count: int, run: Callable[[int], Record]) -> list[Record]:
+    """The runs of so many seeds, each with its programs compiled."""
+    return [ledger.run(key | {"seed": s}, partial(settled, run, s)) for s in range(count)]
+
+
+def settled(run: Callable[[int], Record], seed: int) -> Record:
+    """A run that compiled for a while is made again: no budget is spent on that."""
+    for _ in range(5):
+        before = compilation.seconds
+        found = run(seed)
+        if compilation.seconds - before < 0.5:
+            break
+    return found
+
+
+def ends_of(rows: list[Record]) -> str:
+    """How runs ended, crashes included, and their median time."""
+    ends = Counter("crashed" if "crashed" in row else row.get("outcome") for row in rows)
+    said = [f"{count} {end}" for end, count in ends.items() if end]
+    known = [row["seconds"] for row in rows if "seconds" in row]
+    return ", ".join(said + ([f"median {statistics.median(known):.2g} s"] if known else []))
 
 
 SUITES = {
@@ -151,11 +217,11 @@ SUITES = {
     "noise": under_noise,
     "methods": every_method,
     "hard": hard,
+    "published": published_sizes,
 }
 
 
-def figure(suite: str, what: str, kind: str, value: float, of: int | None = None) -> Record:
-    return {"suite": suite, "what": what, "kind": kind, "value": finite(value), "of": of}
+# The guard
 
 
 def worse(figures: Figures, committed: Figures) -> list[str]:
@@ -165,12 +231,36 @@ def worse(figures: Figures, committed: Figures) -> list[str]:
     said = []
     for one in committed:
         name = one["suite"], one["what"], one["kind"]
-        if one["suite"] not in suites or one["value"] is None:
+        if one["suite"] not in suites or one["value"] is None or not one["guarded"]:
             continue
         new = known.get(name)
         if new is None or not SLACK[one["kind"]](new, one["value"]):
             said.append(f"{', '.join(name)}: {show(new)}, committed {show(one['value'])}")
     return said
+
+
+def judge(figures: Figures) -> list[str]:
+    if not COMMITTED.exists():
+        return ["no figures are committed to compare with: run all suites with --record"]
+    return worse(figures, json.loads(COMMITTED.read_text())["figures"])
+
+
+# The page
+
+
+PUBLISHED = """## What was published
+
+None of these has code that could be found, or only scripts of its experiments; figures are those of
+the papers. The queries of the last three are chosen, which is more than random examples give.
+
+| system | given | published | here |
+|---|---|---|---|
+| Chen & Li, STOC 2025 | random +-1 examples | (dk)^{O(m^3)} time, N = (kd)^{Theta(m)}, error (kd)^{-Omega(m)} | [each phase measured](phases.md), and *sculpt* above |
+| Yau et al., 2410.10101 | random examples of linear attention | d = 2 (N = 512) and d = 4 (N = 2048), to float-level error | softmax attention of these sizes, above |
+| 2608.03294 | chosen queries, 4 H d^2 - 2 H + 1 scalars (d = 8, H = 6: 1,525) | all heads | as many scalars of random examples, above |
+| ePrint 2026/1678 | chosen continuous queries | d = 8, 6 heads, to 2^-51 (4e-16) | that size, above; larger: [real layers](real.md) |
+| 2601.16873 | chosen queries, d^2 + d scalars | one head; no experiments | any number of heads |
+"""  # noqa: E501
 
 
 def show(value: float | None, of: int | None = None) -> str:
@@ -182,15 +272,19 @@ def show(value: float | None, of: int | None = None) -> str:
 def page(figures: Figures, machine: str) -> str:
     text = (
         "# The comparison\n\nWritten by `benchmarks/bench.py` (`make bench`), on " + machine + ". "
-        "Same examples and budget for all; peers are tuned, and failures stay in.\n"
+        "In a table all methods have the same examples and the same seconds; peers speak with the "
+        "best of their settings, and failures stay in. A run that has to compile is made again "
+        "and only that counts.\n"
     )
     for suite in SUITES.values():
         rows = [one for one in figures if one["suite"] == suite_name(suite)]
         if rows:
-            text += f"\n## {suite_name(suite).capitalize()}\n\n{suite.__doc__}\n\n"
-            text += f"| case and method | {rows[0]['kind']} |\n|---|---|\n"
+            said = " ".join((suite.__doc__ or "").split())
+            text += f"\n## {suite_name(suite).capitalize()}\n\n{said}\n\n"
+            text += f"| case and method | {rows[0]['kind']} | |\n|---|---|---|\n"
             text += "".join(
-                f"| {one['what']} | {show(one['value'], one['of'])} |\n" for one in rows
+                f"| {one['what']} | {show(one['value'], one['of'])} | {one['more']} |\n"
+                for one in rows
             )
     return text + "\n" + PUBLISHED
 
@@ -199,14 +293,16 @@ def suite_name(suite: Callable[[Ledger], Figures]) -> str:
     return suite.__name__.replace("_", " ")
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("suites", nargs="*", default=list(SUITES), help=", ".join(SUITES))
     parser.add_argument("--folder", type=Path, default=Path("build") / "bench")
     parser.add_argument("--record", action="store_true", help="commit to these figures")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if unknown := set(options.suites) - set(SUITES):
         parser.error(f"{', '.join(sorted(unknown))}: choose among {', '.join(SUITES)}")
+    if options.record and set(options.suites) != set(SUITES):
+        parser.error("--record is for all suites: a figure that is not committed is not guarded")
     options.folder.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(options.folder / "runs.json", fresh=True)
     figures = [one for name in options.suites for one in SUITES[name](ledger)]
@@ -215,16 +311,14 @@ def main() -> int:
     (options.folder / "bench.json").write_text(content)
     (options.folder / "bench.md").write_text(text)
     console.print(text, markup=False)
-    committed = RESULTS / "bench.json"
-    said = (
-        worse(figures, json.loads(committed.read_text())["figures"]) if committed.exists() else []
-    )
-    for line in said:
-        console.print(f"[red]WORSE[/]: {line}")
     if options.record:
-        committed.write_text(content)
+        COMMITTED.write_text(content)
         PAGE.write_text(text)
-    return 1 if said and not options.record else 0
+        return 0
+    said = judge(figures)
+    for line in said:
+        console.print(f"WORSE: {line}", style="red", markup=False)
+    return WORSE if said else 0
 
 
 if __name__ == "__main__":

@@ -119,27 +119,52 @@ def ended(loss: float, flat: Any) -> End:
 Descend = Callable[[Start, float], End]  # from a start, until the clock says so
 
 
-def restarts(
-    descend: Descend, case: Case, seed: int, limit: float, threads: int | None = 1
+class Starts:
+    """Random starts on the same examples, one after the other, and the way back to a layer."""
+
+    def __init__(self, examples: mha.Examples, m: int, seed: int, causal: bool = False) -> None:
+        self.m, self.seed = m, seed
+        self.problem = make_problem(examples, m, bias=False, causal=causal)
+        self.data = jax.tree.map(lambda leaf: jnp.concatenate(list(leaf)), self.problem.data)
+
+    def draw(self, number: int) -> Start:
+        student = random_student(self.problem, self.m, None, student_rng(self.seed, 1, number))
+        flat = np.concatenate([np.ravel(student["theta"]), np.ravel(student["w"])])
+        return Start(self.problem, self.data, jnp.asarray(self.problem.energy), flat)
+
+    def layer(self, end: End) -> mha.AttentionLayer:
+        theta, w = unflatten(jnp.asarray(end.flat), self.data)
+        return self.problem.layer(np.asarray(theta), np.asarray(w))
+
+
+def descend_again(
+    descend: Descend,
+    examples: mha.Examples,
+    m: int,
+    seed: int,
+    limit: float,
+    threads: int | None = 1,
+    causal: bool = False,
 ) -> Arrival:
     """Descend from one random start after the other until the goal or the time limit."""
-    _, x, y = case.draw(seed)
     began = time.perf_counter()
     best, count = End(math.inf, np.zeros(0)), 0
     with float64(), threadpool_limits(threads, user_api="blas"):
-        problem = make_problem(mha.Examples(x, y), case.m, bias=False, causal=False)
-        data = jax.tree.map(lambda leaf: jnp.concatenate(list(leaf)), problem.data)
+        starts = Starts(examples, m, seed, causal)
         while best.loss > GOAL and time.perf_counter() - began < limit:
-            student = random_student(problem, case.m, None, student_rng(seed, 1, count))
-            flat = np.concatenate([np.ravel(student["theta"]), np.ravel(student["w"])])
-            end = descend(Start(problem, data, jnp.asarray(problem.energy), flat), began + limit)
+            end = descend(starts.draw(count), began + limit)
             best = end if end.loss < best.loss else best
             count += 1
         total = time.perf_counter() - began
-        layer = None
-        if best.flat.size:
-            layer = problem.layer(*map(np.asarray, unflatten(jnp.asarray(best.flat), data)))
+        layer = starts.layer(best) if best.flat.size else None
     return Arrival(best.loss, total if best.loss <= GOAL else None, total, count, layer)
+
+
+def restarts(
+    descend: Descend, case: Case, seed: int, limit: float, threads: int | None = 1
+) -> Arrival:
+    _, x, y = case.draw(seed)
+    return descend_again(descend, mha.Examples(x, y), case.m, seed, limit, threads)
 
 
 def with_restarts(descend: Descend, threads: int | None = 1) -> Method:

@@ -11,12 +11,11 @@ the one that stopped the run or, if the layer it ended in is bad, the first to m
 """
 
 import argparse
-import json
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from phases import machine, mean_squared, relative
+from phases import machine, mean_squared, measure_missing, relative
 
 import mhalearn as mha
 from mhalearn import sculpt
@@ -245,17 +244,12 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    path = options.results
-    path.parent.mkdir(exist_ok=True)
-    records = json.loads(path.read_text()) if path.exists() else []
-    for seed in SEEDS if options.seed is None else [options.seed]:
-        for name in TEACHERS if options.teacher is None else [options.teacher]:
-            known = any((r["teacher"], r["seed"]) == (name, seed) for r in records)
-            if options.table or known:
-                continue
-            records.append(run(name, seed))
-            path.write_text(json.dumps(records, indent=1) + "\n")
-            print(json.dumps({k: v for k, v in records[-1].items() if k != "machine"}), flush=True)
+    teachers = TEACHERS if options.teacher is None else [options.teacher]
+    seeds = SEEDS if options.seed is None else [options.seed]
+    cases = [{"teacher": name, "seed": seed} for seed in seeds for name in teachers]
+    records = measure_missing(
+        options.results, [] if options.table else cases, lambda case: run(*case.values())
+    )
     table([record | judge(record) for record in records])
 
 

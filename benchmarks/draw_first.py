@@ -1,28 +1,16 @@
 """Draw docs/images/first.svg from benchmarks/results/first.json."""
 
-import json
-import statistics
-from collections import defaultdict
-from pathlib import Path
-
-import matplotlib
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-
-HERE = Path(__file__).parent
-OUT = HERE.parent / "docs" / "images" / "first.svg"
+from ledger import read_runs
+from picture import picture
+from race import standings
 
 
 def main() -> None:
-    runs = json.loads((HERE / "results" / "first.json").read_text())["runs"]
-    with matplotlib.rc_context({"svg.hashsalt": "mhalearn", "font.size": 9}):
-        figure = Figure(figsize=(9.2, 3.2), layout="constrained", facecolor="white")
-        FigureCanvasSVG(figure)
+    runs = read_runs("first")
+    with picture("first.svg", 9.2, 3.2) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
         draw_errors(left, [run for run in runs if run["part"] == "recovery"])
         draw_times(right, [run for run in runs if run["part"] == "speed"])
-        OUT.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(OUT, metadata={"Date": None})
 
 
 def draw_errors(axes, runs) -> None:
@@ -45,15 +33,9 @@ def draw_times(axes, runs) -> None:
     cases = sorted({run["case"] for run in runs})
     methods = ["newton", "L-BFGS", "Adam", "optimistix LM", "scipy least_squares"]
     for place, case in enumerate(cases):
-        medians = {}
-        for method in methods:
-            by_setting = defaultdict(list)
-            for run in runs:
-                if (run["case"], run["method"]) == (case, method):
-                    by_setting[run["setting"]].append(run.get("reached") or run["limit"])
-            medians[method] = min((statistics.median(t) for t in by_setting.values()), default=None)
+        best = standings([run for run in runs if run["case"] == case])
         heights = [len(methods) - i + (0.18 if place == 0 else -0.18) for i in range(len(methods))]
-        values = [medians[method] or float("nan") for method in methods]
+        values = [best[method].median if method in best else float("nan") for method in methods]
         color = ("#1b6ca8", "#e07b39")[place]
         axes.barh(heights, values, height=0.34, color=color, label=case)
         for height, value in zip(heights, values, strict=True):

@@ -5,18 +5,14 @@ Each has the lines of `phases.py` from top to bottom and a dot for every run.
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from phases import LINES
+from phases import LINES, RESULTS
+from picture import picture
 
-HERE = Path(__file__).parent
-OUT = HERE.parent / "docs" / "images"
 FIRST, SECOND, THIRD = "#1b6ca8", "#e07b39", "#8a8a8a"
 
 Value = Callable[[dict], float | None]
@@ -141,25 +137,19 @@ def draw_panel(axes: Axes, panel: Panel, runs: list[dict]) -> None:
     )
 
 
-def draw(phase: int, runs: list[dict]) -> Figure:
-    panels = FIGURES[phase]
-    figure = Figure(figsize=(8.4, 3.1), layout="constrained", facecolor="white")
-    FigureCanvasSVG(figure)
+def draw(figure: Figure, panels: list[Panel], runs: list[dict]) -> None:
     row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
         draw_panel(axes, panel, runs)
     row[0].set_yticks(range(len(LINES)), [label(line) for line in range(len(LINES))], fontsize=7.5)
     row[0].set_ylim(len(LINES) - 0.4, -0.6)
-    return figure
 
 
 def main() -> None:
-    records = json.loads((HERE / "results" / "phases.json").read_text())
-    runs = [record for record in records if "failure" not in record]
-    OUT.mkdir(parents=True, exist_ok=True)
-    for phase in FIGURES:
-        with matplotlib.rc_context({"svg.hashsalt": "mhalearn", "font.size": 9}):
-            draw(phase, runs).savefig(OUT / f"phase_{phase}.svg", metadata={"Date": None})
+    runs = [run for run in json.loads(RESULTS.read_text()) if "failure" not in run]
+    for phase, panels in FIGURES.items():
+        with picture(f"phase_{phase}.svg", 8.4, 3.1) as figure:
+            draw(figure, panels, runs)
 
 
 if __name__ == "__main__":

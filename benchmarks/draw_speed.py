@@ -1,39 +1,26 @@
 """Draw docs/images/speed.svg from benchmarks/results/speed.json."""
 
-import json
-import statistics
-from pathlib import Path
-
-import matplotlib
 import numpy as np
-from cases import Case
+from ledger import read_runs
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
-from race import has_arrived, seconds_of, standings
-from speed import GROWTH, RACES, theory
+from picture import picture
+from race import has_arrived, standings
+from speed import GROWTH, LETTERS, RACES, growth_medians, theory
 
-HERE = Path(__file__).parent
-OUT = HERE.parent / "docs" / "images" / "speed.svg"
 SHOWN = {"newton": "#1b6ca8", "L-BFGS": "#e07b39", "Adam": "#7a9e3d", "Adam + ridge": "#b3589a"}
-LETTERS = {"heads": "m", "features": "d", "tokens": "k", "examples": "n"}
 
 
 def main() -> None:
-    rows = json.loads((HERE / "results" / "speed.json").read_text())["runs"]
-    with matplotlib.rc_context({"svg.hashsalt": "mhalearn", "font.size": 9}):
-        figure = Figure(figsize=(9.2, 5.6), layout="constrained", facecolor="white")
-        FigureCanvasSVG(figure)
+    rows = read_runs("speed")
+    with picture("speed.svg", 9.2, 5.6) as figure:
         above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
         draw_races(above.subplots(), [row for row in rows if row["part"] == "race"])
         growth = [row for row in rows if row["part"] == "growth"]
         panels = below.subplots(1, len(GROWTH), sharey=True)
-        for axes, (along, cases) in zip(panels, GROWTH.items(), strict=True):
-            draw_growth(axes, along, cases, growth)
+        for axes, along in zip(panels, GROWTH, strict=True):
+            draw_growth(axes, along, growth)
         panels[0].set_ylabel("seconds to 1e-20, median")
-        OUT.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(OUT, metadata={"Date": None})
 
 
 def draw_races(axes: Axes, rows: list[dict]) -> None:
@@ -60,14 +47,9 @@ def draw_races(axes: Axes, rows: list[dict]) -> None:
     axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper right")
 
 
-def draw_growth(axes: Axes, along: str, cases: list[Case], rows: list[dict]) -> None:
+def draw_growth(axes: Axes, along: str, rows: list[dict]) -> None:
     """Medians beside the work of one conjugate-gradient step, scaled to meet them."""
-    letter = LETTERS[along]
-    medians = {}
-    for case in cases:
-        mine = [row for row in rows if (row["along"], row["case"]) == (along, str(case))]
-        if mine and all(map(has_arrived, mine)):
-            medians[case] = statistics.median(map(seconds_of, mine))
+    letter, medians = LETTERS[along], growth_medians(along, rows)
     if not medians:
         return
     x = [getattr(case, letter) for case in medians]

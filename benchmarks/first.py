@@ -24,17 +24,13 @@ import sys
 import time
 from functools import partial
 
-from cases import Arrival, Case, Method, by_learner, case_at
-from ledger import RESULTS, Ledger, Record, console, describe_machine, finite, say_bar
+from cases import Case, case_at
+from ledger import RESULTS, Ledger, Record, console, finite, say_bar
 from peers import methods
 from race import print_race, race
 from rich.table import Table
 
 import mhalearn as mha
-
-__all__ = ["RESULTS", "Arrival", "Case", "Ledger", "Method", "Record", "by_learner", "console"]
-__all__ += ["describe_machine", "finite", "methods", "say_bar"]
-
 
 # Recovery: ten fresh teachers a case, every parameter to 1e-10
 

@@ -53,8 +53,8 @@ def judge(layer: mha.AttentionLayer, truth: mha.AttentionLayer, x: np.ndarray) -
     }
 
 
-def recover(truth: mha.AttentionLayer, x: np.ndarray, seed: int) -> Record:
-    examples, trace = mha.Examples(x, truth(x)), Trace(LIMIT)
+def recover(truth: mha.AttentionLayer, x: np.ndarray, seed: int, limit: float) -> Record:
+    examples, trace = mha.Examples(x, truth(x)), Trace(limit)
     shared = {"bias": False, "causal": False, "head_dim": None}
     with one_lapack_thread():
         found = learn(examples, n_heads=truth.n_heads, seed=seed, trace=trace, **shared).layer
@@ -62,15 +62,15 @@ def recover(truth: mha.AttentionLayer, x: np.ndarray, seed: int) -> Record:
     return {"seconds": trace.seconds, "last_stage": stages[-1]} | judge(found, truth, x)
 
 
-def run_newton(case: Case, seed: int) -> Record:
+def run_newton(case: Case, seed: int, limit: float = LIMIT) -> Record:
     truth, x, _ = case.draw(seed)
-    return recover(truth, x, seed)
+    return recover(truth, x, seed, limit)
 
 
 def run_scalar(k: int, seed: int) -> Record:
     truth = mha.random_layer(n_heads=6, d=8, scale=2.0, out_dim=1, seed=seed)
     x = mha.sample_inputs("boolean", SCALARS // k, k, 8, seed=seed)
-    return recover(truth, x, seed) | {"scalars": k * (SCALARS // k)}
+    return recover(truth, x, seed, LIMIT) | {"scalars": k * (SCALARS // k)}
 
 
 PEERS: dict[str, Method] = {
@@ -82,9 +82,9 @@ PEERS: dict[str, Method] = {
 }
 
 
-def run_peer(name: str, case: Case, seed: int) -> Record:
+def run_peer(name: str, case: Case, seed: int, limit: float = PEER_LIMIT) -> Record:
     truth, x, _ = case.draw(seed)
-    arrival = PEERS[name](case, seed, PEER_LIMIT)
+    arrival = PEERS[name](case, seed, limit)
     found = arrival.record() | {"seconds": arrival.total}
     return found if arrival.layer is None else found | judge(arrival.layer, truth, x)
 

@@ -18,20 +18,14 @@ import time
 from collections import defaultdict
 from functools import partial
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from cases import GOAL, Descend, Start, unflatten
+from cases import Descend, descend_again
 from dense_peers import optimistix_descent, scipy_descent
 from hard_lines import LINES, Draw, HardCase
 from ledger import Record, finite, opened, study
 from peers import annealed_adam, optax_lbfgs
-from threadpoolctl import threadpool_limits
 
 import mhalearn as mha
-from mhalearn.attention import float64
-from mhalearn.baselines import random_student, student_rng
-from mhalearn.problem import make_problem
 
 LIMIT = 120.0  # seconds a fit
 PEER_LIMIT = 10.0
@@ -82,24 +76,11 @@ def fit_by_peer(case: HardCase, descend: Descend, seed: int) -> Record:
     """One random start after the other until the goal or the time limit."""
     if case.settings.get("bias"):
         return {"left_out": "these peers are written for layers without biases"}
-    m, began = case.truth.n_heads, time.perf_counter()
-    causal = bool(case.settings.get("causal", False))
-    best, layer, starts = math.inf, None, 0
-    with float64(), threadpool_limits(1, user_api="blas"):
-        problem = make_problem(case.examples, m, bias=False, causal=causal)
-        data = jax.tree.map(lambda leaf: jnp.concatenate(list(leaf)), problem.data)
-        while best > GOAL and time.perf_counter() - began < PEER_LIMIT:
-            student = random_student(problem, m, None, student_rng(seed, 1, starts))
-            flat = np.concatenate([np.ravel(student["theta"]), np.ravel(student["w"])])
-            start = Start(problem, data, jnp.asarray(problem.energy), flat)
-            end = descend(start, began + PEER_LIMIT)
-            starts += 1
-            if end.loss < best:
-                best = end.loss
-                layer = problem.layer(*map(np.asarray, unflatten(jnp.asarray(end.flat), data)))
-    error = math.inf if layer is None else error_of(layer, case, seed)
-    seconds = time.perf_counter() - began
-    return {"error": finite(error), "loss": finite(best), "starts": starts, "seconds": seconds}
+    m, causal = case.truth.n_heads, bool(case.settings.get("causal", False))
+    found = descend_again(descend, case.examples, m, seed, PEER_LIMIT, causal=causal)
+    error = math.inf if found.layer is None else error_of(found.layer, case, seed)
+    record = {"error": finite(error), "loss": finite(found.best)}
+    return record | {"starts": found.starts, "seconds": found.total}
 
 
 def run_line(name: str, method: str, seed: int) -> Record:

@@ -76,6 +76,11 @@ class Ledger:
         os.replace(part, self.path)
 
 
+def read_runs(name: str) -> list[Record]:
+    """What a study has measured."""
+    return json.loads((RESULTS / f"{name}.json").read_text())["runs"]
+
+
 def study(doc: str, name: str, seeds: str, methods: str) -> argparse.ArgumentParser:
     """What the command lines of all studies have in common."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])

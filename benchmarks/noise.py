@@ -29,12 +29,11 @@ from collections import Counter, defaultdict
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import scipy.linalg
-from cases import Case, Descend, End, Start, case_at, ended, unflatten
+from cases import Case, Descend, End, Start, Starts, case_at, ended
 from dense_peers import optimistix_descent, scipy_descent
 from ledger import Ledger, Record, finite, opened, say_bar, study
 from peers import ADAM_STEPS, Walk, annealed_adam, annealed_block, optax_lbfgs
@@ -43,9 +42,7 @@ from threadpoolctl import threadpool_limits
 
 import mhalearn as mha
 from mhalearn.attention import float64
-from mhalearn.baselines import random_student, student_rng
 from mhalearn.polish import NO_RIDGE
-from mhalearn.problem import make_problem
 
 SHAPES = [(2, 8, 4), (4, 12, 6)]
 LEVELS = [1e-6, 1e-3, 0.01, 0.1]
@@ -164,23 +161,16 @@ def run_peer(descend: Descend, case: Case, level: float, seed: int) -> Record:
     draw = noisy(case, level, seed)
     ends: list[End] = []
     with float64():
-        problem = make_problem(draw.examples, case.m, bias=False, causal=False)
-        data = jax.tree.map(lambda leaf: jnp.concatenate(list(leaf)), problem.data)
-
-        def start(number: int) -> Start:
-            student = random_student(problem, case.m, None, student_rng(seed, 1, number))
-            at = flat(np.asarray(student["theta"]), np.asarray(student["w"]))
-            return Start(problem, data, jnp.asarray(problem.energy), at)
-
+        starts = Starts(draw.examples, case.m, seed)
         if (case, descend) not in _compiled:
-            descend(start(0), time.perf_counter() + _WARM_UP)
+            descend(starts.draw(0), time.perf_counter() + _WARM_UP)
             _compiled.add((case, descend))
         began = time.perf_counter()
         while time.perf_counter() - began < LIMIT and not agreed(ends):
-            ends.append(descend(start(len(ends)), began + LIMIT))
+            ends.append(descend(starts.draw(len(ends)), began + LIMIT))
         seconds = time.perf_counter() - began
         best = min(ends, key=lambda end: end.loss)
-        layer = problem.layer(*map(np.asarray, unflatten(jnp.asarray(best.flat), data)))
+        layer = starts.layer(best)
     found = {"loss": finite(best.loss), "starts": len(ends), "seconds": seconds}
     return against_bound(layer, draw) | found
 

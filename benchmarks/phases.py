@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -199,6 +200,18 @@ def run(line: int, seed: int, more: int | None) -> dict[str, object]:
     return record
 
 
+def measure_missing(path: Path, cases: list[dict], measure: Callable[[dict], dict]) -> list[dict]:
+    """All records of a file, after those of these cases that it lacks were added, one by one."""
+    records = json.loads(path.read_text()) if path.exists() else []
+    for case in cases:
+        if not any(case.items() <= record.items() for record in records):
+            records.append(measure(case))
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(records, indent=1) + "\n")
+            print(json.dumps({k: v for k, v in records[-1].items() if k != "machine"}), flush=True)
+    return records
+
+
 def machine() -> dict[str, object]:
     return {
         "cores": len(os.sched_getaffinity(0)),
@@ -254,20 +267,16 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    path = options.results
-    path.parent.mkdir(exist_ok=True)
-    records = json.loads(path.read_text()) if path.exists() else []
     lines = range(len(LINES)) if options.line is None else [options.line]
     seeds = SEEDS if options.seed is None else [options.seed]
-    for line in lines:
-        for seed in seeds:
-            known = any((r["line"], r["seed"]) == (line, seed) for r in records)
-            if options.table or known:
-                continue
-            records.append(run(line, seed, options.examples))
-            path.write_text(json.dumps(records, indent=1) + "\n")
-            print(json.dumps({k: v for k, v in records[-1].items() if k != "machine"}), flush=True)
-    table(records)
+    cases = [{"line": line, "seed": seed} for line in lines for seed in seeds]
+    table(
+        measure_missing(
+            options.results,
+            [] if options.table else cases,
+            lambda case: run(**case, more=options.examples),
+        )
+    )
 
 
 if __name__ == "__main__":

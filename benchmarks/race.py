@@ -31,7 +31,7 @@ class Compilation:
             self.seconds += seconds
 
 
-_compilation = Compilation()
+compilation = Compilation()
 _SETTLED = 0.02  # seconds of compilation that do not spoil a run
 
 
@@ -39,9 +39,9 @@ def timed(method: Method, case: Case, seed: int, limit: float) -> Record:
     """The fastest of up to three runs that compiled nothing, and what compiling took before."""
     compiled, runs = 0.0, []
     for _ in range(5):
-        before = _compilation.seconds
+        before = compilation.seconds
         run = method(case, seed, limit)
-        fresh = _compilation.seconds - before
+        fresh = compilation.seconds - before
         compiled += fresh
         if fresh > _SETTLED * run.total:
             continue
@@ -92,14 +92,14 @@ def standings(rows: list[Record]) -> dict[str, Standing]:
         same = [row for row in rows if row["method"] == name]
         mine = [row for row in same if row["setting"] == setting]
         # Settings may share a program, compiled by whichever came first.
-        compiling = longest_compilation(mine) or longest_compilation(same)
+        compiling = longestcompilation(mine) or longestcompilation(same)
         found = Standing(name, setting, mine, statistics.median(map(seconds_of, mine)), compiling)
         if name not in best or found.median < best[name].median:
             best[name] = found
     return best
 
 
-def longest_compilation(rows: list[Record]) -> float:
+def longestcompilation(rows: list[Record]) -> float:
     return max((row.get("compile_seconds", 0.0) for row in rows), default=0.0)
 
 

@@ -128,30 +128,33 @@ def is_exact(row: Record) -> bool:
     return row.get("error") is not None and row["error"] <= EXACT
 
 
-def tables(records: list[Record]) -> None:
-    table = Table(
-        "layer", "N", "ratio", "method", "device", "exact", "heads", "first s", "later s",
-        "median error", "median held-out",
-        title="Every head to 1e-10; the longest fit that compiled, and the longest that did not",
-    )  # fmt: skip
-    groups: dict[tuple[Any, ...], list[Record]] = {}
+COLUMNS = ["layer", "N", "ratio", "method", "device", "exact", "heads", "first s", "later s"]
+COLUMNS += ["error", "held-out"]
+
+
+def lines(records: list[Record]) -> list[list[str]]:
+    """The cells of a table, a line for each layer, N, method and device.
+
+    Seconds are those of the longest fit that compiled and of the longest that did not, errors are
+    medians.
+    """
+    found, groups = [], {}
     for row in records:
         groups.setdefault((row["case"], row["n"], row["method"], row["device"]), []).append(row)
     for (case, n, method, device), rows in sorted(groups.items(), key=str):
         done = [row for row in rows if "crashed" not in row]
         if not done:
-            table.add_row(case, str(n), "", method, device, f"0/{len(rows)} crashed", *[""] * 5)
+            crashed = f"0/{len(rows)}: crashed"
+            found.append([case, str(n), "", method, device, crashed, *[""] * 5])
             continue
         first = [row["taken"] for row in done if row["first"]]
         later = [row["taken"] for row in done if not row["first"]]
-        table.add_row(
-            case, str(n), f"{done[0]['ratio']:.1f}", method, device,
-            f"{sum(map(is_exact, rows))}/{len(rows)}",
-            ", ".join(sorted({str(row["n_heads"]) for row in done})),
-            *(f"{max(times):.1f}" if times else "-" for times in (first, later)),
-            *(median_of(done, name) for name in ("error", "relative_mse")),
-        )  # fmt: skip
-    console.print(table)
+        heads = ", ".join(sorted({str(row["n_heads"]) for row in done}))
+        line = [case, str(n), f"{done[0]['ratio']:.1f}", method, device]
+        line += [f"{sum(map(is_exact, rows))}/{len(rows)}", heads]
+        line += [f"{max(times):.1f}" if times else "-" for times in (first, later)]
+        found.append(line + [median_of(done, name) for name in ("error", "relative_mse")])
+    return found
 
 
 def median_of(rows: list[Record], name: str) -> str:
@@ -213,7 +216,10 @@ def main() -> None:
                     row = ledger.run(key | {"seed": seed}, lambda found=found: found)
                     told = ("first", "taken", "n_heads", "error", "outcome", "crashed")
                     console.print(key | {name: row[name] for name in told if name in row})
-    tables(ledger.records)
+    table = Table(*COLUMNS, title="Every head to 1e-10")
+    for line in lines(ledger.records):
+        table.add_row(*line)
+    console.print(table)
     bars(ledger.records)
 
 

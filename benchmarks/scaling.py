@@ -17,15 +17,12 @@ Time: passes are linear in N. The theorem's time is (kd)^O(m^3), for its net.
 
 import argparse
 import itertools
-import json
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
-from phases import machine, mean_squared, span_sine
+from phases import machine, mean_squared, measure_missing, span_sine
+from picture import picture
 
 import mhalearn as mha
 from mhalearn import sculpt
@@ -33,9 +30,7 @@ from mhalearn.examples import Examples
 from mhalearn.outcome import Trace
 from mhalearn.sculpt.certification import screen_pairs
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "scaling.json"
-PICTURE = HERE.parent / "docs" / "images" / "scaling.svg"
+RESULTS = Path(__file__).parent / "results" / "scaling.json"
 TOLERANCES = np.geomspace(0.05, 0.4, 7)
 SCALE = 4.0
 
@@ -166,9 +161,7 @@ def laws(records: list[dict]) -> list[tuple[str, float, str]]:
 
 
 def draw(records: list[dict]) -> None:
-    with matplotlib.rc_context({"svg.hashsalt": "mhalearn", "font.size": 9}):
-        figure = Figure(figsize=(11.5, 3.4), layout="constrained", facecolor="white")
-        FigureCanvasSVG(figure)
+    with picture("scaling.svg", 11.5, 3.4) as figure:
         share, error, clock = figure.subplots(1, 3)
         colours = {1: "#777777", 2: "#1b6ca8", 3: "#e07b39", 4: "#5a9e4b"}
         dashes = {3: "-", 4: "--", 6: ":"}
@@ -207,8 +200,6 @@ def draw(records: list[dict]) -> None:
             axis.set_minor_formatter(NullFormatter())
         share.set_xticks([0.05, 0.1, 0.2, 0.4])
         clock.set_yticks([10, 20, 40])
-        PICTURE.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(PICTURE, metadata={"Date": None})
 
 
 def main() -> None:
@@ -218,17 +209,12 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    path = options.results
-    records = json.loads(path.read_text()) if path.exists() else []
     cases = [*frequencies(), *runs()]
     if options.number is not None:
         cases = [cases[options.number]]
-    for case in cases if not (options.table or options.draw) else []:
-        if any(all(r.get(key) == value for key, value in case.items()) for r in records):
-            continue
-        records.append(measure(case))
-        path.write_text(json.dumps(records, indent=1) + "\n")
-        print({k: v for k, v in records[-1].items() if k != "machine"}, flush=True)
+    if options.table or options.draw:
+        cases = []
+    records = measure_missing(options.results, cases, measure)
     for name, fitted, expected in laws(records):
         print(f"{name:48} {fitted:6.2f}   expected: {expected}")
     if options.draw:

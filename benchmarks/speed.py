@@ -35,6 +35,7 @@ GROWTH = {
     "tokens": [case_at(10, (4, 16, k))._replace(n=160) for k in (4, 8, 16, 32)],
     "examples": [case_at(ratio, (4, 16, 8)) for ratio in (5, 10, 20, 40, 80)],
 }
+LETTERS = {"heads": "m", "features": "d", "tokens": "k", "examples": "n"}
 GROWTH_LIMIT = 120.0
 
 
@@ -70,17 +71,22 @@ def theory(case: Case) -> float:
     return case.n * case.k * case.m * case.d * (2 * case.d + case.k)
 
 
+def growth_medians(along: str, rows: list[Record]) -> dict[Case, float]:
+    """Median seconds of the cases in which every run arrived."""
+    medians = {}
+    for case in GROWTH[along]:
+        mine = [row for row in rows if (row["along"], row["case"]) == (along, str(case))]
+        if mine and all(map(has_arrived, mine)):
+            medians[case] = statistics.median(map(seconds_of, mine))
+    return medians
+
+
 def print_growth(rows: list[Record]) -> None:
     """Median seconds of each case, and their exponent beside that of the work of one step."""
-    for along, cases in GROWTH.items():
-        medians = {}
-        for case in cases:
-            mine = [row for row in rows if (row["along"], row["case"]) == (along, str(case))]
-            if mine and all(map(has_arrived, mine)):
-                medians[case] = statistics.median(map(seconds_of, mine))
+    for along, name in LETTERS.items():
+        medians = growth_medians(along, rows)
         if len(medians) < 2:
             continue
-        name = {"heads": "m", "features": "d", "tokens": "k", "examples": "n"}[along]
         steps = np.log([getattr(case, name) for case in medians])
         found = np.polyfit(steps, np.log(list(medians.values())), 1)[0]
         expected = np.polyfit(steps, np.log([theory(case) for case in medians]), 1)[0]

@@ -1,13 +1,11 @@
 """Write docs/real.md from what real.py measured."""
 
-import json
 from pathlib import Path
-from typing import Any
 
-from real import is_exact, median_of
+from ledger import read_runs
+from real import COLUMNS, lines
 
-HERE = Path(__file__).parent
-OUT = HERE.parent / "docs" / "real.md"
+OUT = Path(__file__).parent.parent / "docs" / "real.md"
 
 INTRO = """# Real layers
 
@@ -56,32 +54,12 @@ examples, and 20 seconds for each of its rates; its heads are matched after equa
 Records were made while the solver grew; each names its commit in the JSON, and those of layers 1
 and 5, and of N = 1024, are older than heads that settle.
 
-| layer | N | ratio | method | device | exact | heads | first s | later s | error | held-out |
-|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
-def row_of(key: tuple[Any, ...], rows: list[dict[str, Any]]) -> str:
-    case, n, method, device = key
-    done = [row for row in rows if "crashed" not in row]
-    if not done:
-        return f"| {case} | {n} | | {method} | {device} | 0/{len(rows)}: crashed | | | | | |\n"
-    first = [row["taken"] for row in done if row["first"]]
-    later = [row["taken"] for row in done if not row["first"]]
-    longest = [f"{max(times):.1f}" if times else "-" for times in (first, later)]
-    heads = ", ".join(sorted({str(row["n_heads"]) for row in done}))
-    errors = [median_of(done, name) for name in ("error", "relative_mse")]
-    exact = f"{sum(map(is_exact, rows))}/{len(rows)}"
-    cells = [case, n, f"{done[0]['ratio']:.1f}", method, device, exact, heads, *longest, *errors]
-    return "| " + " | ".join(map(str, cells)) + " |\n"
-
-
 def main() -> None:
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in json.loads((HERE / "results" / "real.json").read_text())["runs"]:
-        groups.setdefault((row["case"], row["n"], row["method"], row["device"]), []).append(row)
-    lines = [row_of(key, rows) for key, rows in sorted(groups.items(), key=str)]
-    OUT.write_text(INTRO + "".join(lines))
+    head, *rest = ("| " + " | ".join(row) + " |\n" for row in (COLUMNS, *lines(read_runs("real"))))
+    OUT.write_text(INTRO + head + "|---" * len(COLUMNS) + "|\n" + "".join(rest))
 
 
 if __name__ == "__main__":

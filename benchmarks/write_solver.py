@@ -1,18 +1,17 @@
 """Write docs/solver.md from what frontier, speed, hard_cases, noise and fails_safely measured."""
 
-import json
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
 from frontier import good
 from hard_cases import is_exact
+from ledger import read_runs
 from noise import best_settings, mean
 from race import has_arrived, standings
 from speed import RACES
 
-HERE = Path(__file__).parent
-OUT = HERE.parent / "docs" / "solver.md"
+OUT = Path(__file__).parent.parent / "docs" / "solver.md"
 
 INTRO = """# The exact solver, measured
 
@@ -99,10 +98,6 @@ compared wherever one was stated and the judge could tell. REFUSED: units beyond
 | trap | fits | outcomes | false RECOVERED | family said / due | stated dimension right |
 |---|---|---|---|---|---|
 """
-
-
-def read(name: str) -> list[dict]:
-    return json.loads((HERE / "results" / f"{name}.json").read_text())["runs"]
 
 
 def grouped(rows: list[dict], *names: str) -> dict[tuple, list[dict]]:
@@ -195,18 +190,18 @@ def safe_rows(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    traps = read("fails_safely")
+    traps = read_runs("fails_safely")
     false, crashed = (sum(bool(row.get(name)) for row in traps) for name in ("false", "crashed"))
     OUT.write_text(
         INTRO
-        + frontier_rows(read("frontier"))
+        + frontier_rows(read_runs("frontier"))
         + LIMITS
         + SPEED
-        + speed_rows(read("speed"))
+        + speed_rows(read_runs("speed"))
         + HARD
-        + hard_rows(read("hard_cases"))
+        + hard_rows(read_runs("hard_cases"))
         + NOISE
-        + noise_rows(read("noise"))
+        + noise_rows(read_runs("noise"))
         + SAFE
         + safe_rows(traps)
         + f"\nIn all {len(traps)} fits, {false} false RECOVERED, {crashed} crashes.\n"

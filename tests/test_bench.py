@@ -1,5 +1,6 @@
 """The comparison: what counts as worse, and how the command ends."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -27,22 +28,65 @@ def test_figures_that_got_worse_or_went_missing_are_named(bench):
         ]
 
     committed = figures(9.0, 5)
-    assert bench.worse(figures(4.0, 4), committed) == []
-    assert len(bench.worse(figures(2.0, 3), committed)) == 2
+    assert bench.worse(figures(5.0, 4), committed) == []
+    assert len(bench.worse(figures(4.0, 3), committed)) == 2
     assert bench.worse(figures(float("inf"), 5)[:1], committed) != []
     gone = bench.worse([bench.figure("speed", "c", "times slower than newton", 9.0)], committed)
     assert "failed" in gone[0]
     assert bench.worse(figures(9.0, 5)[1:], committed) == []  # that suite was not run
 
 
+def test_every_kind_of_figure_can_be_worse_and_what_peers_do_cannot(bench):
+    the_more_the_better = "times slower than newton", "recovered", "learned"
+    for kind in bench.SLACK:
+        good, bad = (99.0, 0.0) if kind in the_more_the_better else (1e-15, 9.0)
+        committed = [bench.figure("a suite", "a case", kind, good)]
+        assert bench.worse(committed, committed) == []
+        assert bench.worse([bench.figure("a suite", "a case", kind, bad)], committed), kind
+    peers = [bench.figure("a", "a case", "recovered", n, 5, "", guarded=False) for n in (5, 0)]
+    assert bench.worse(peers[1:], peers[:1]) == []
+
+
+def test_the_command_ends_with_3_when_the_solver_got_worse(bench, tmp_path, monkeypatch, capsys):
+    """From end to end, with suites that take no time."""
+    ratio = 9.0
+
+    def stand_in(name):
+        def suite(ledger):
+            """What it measures."""
+            kind = "times slower than newton"
+            return [bench.figure(name, "a case", kind, ratio, None, "3/3 arrive")]
+
+        suite.__name__ = name
+        return suite
+
+    monkeypatch.setattr(bench, "SUITES", {"one": stand_in("one"), "two": stand_in("two")})
+    monkeypatch.setattr(bench, "COMMITTED", tmp_path / "committed.json")
+    monkeypatch.setattr(bench, "PAGE", tmp_path / "page.md")
+    call = ["--folder", str(tmp_path / "out")]
+    assert bench.main(call) == 3, "nothing is committed"
+    assert bench.main([*call, "--record"]) == 0
+    assert (tmp_path / "page.md").read_text() == (tmp_path / "out" / "bench.md").read_text()
+    assert "| a case | 9 | 3/3 arrive |" in (tmp_path / "page.md").read_text()
+    assert bench.main(call) == 0
+    assert bench.main(["one", *call]) == 0
+    ratio = 2.0
+    capsys.readouterr()
+    assert bench.main(["one", *call]) == 3
+    assert "WORSE: one, a case" in capsys.readouterr().out
+    assert json.loads((tmp_path / "committed.json").read_text())["figures"][0]["value"] == 9.0
+    with pytest.raises(SystemExit):
+        bench.main(["one", *call, "--record"])
+
+
 def test_the_page_shows_every_figure_and_every_failure(bench):
     rows = [
-        bench.figure("speed", "case, Adam", "times slower than newton", 7.0),
+        bench.figure("speed", "case, Adam", "times slower than newton", 7.0, None, "1/3 arrive"),
         bench.figure("speed", "case, SciPy", "times slower than newton", float("inf")),
         bench.figure("hard", "parity", "learned", 2, 3),
     ]
     text = bench.page(rows, "a machine")
-    assert "| case, Adam | 7 |" in text
+    assert "| case, Adam | 7 | 1/3 arrive |" in text
     assert "| case, SciPy | failed |" in text
     assert "| parity | 2/3 |" in text
 
@@ -57,3 +101,12 @@ def test_an_unknown_suite_is_refused(monkeypatch, capfd):
     monkeypatch.chdir(BENCHMARKS.parent)
     assert run(["bench", "everything"]) == 2
     assert "choose among" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("code", [0, 2, 3])
+def test_the_command_ends_as_the_comparison_does(code, tmp_path, monkeypatch):
+    script = tmp_path / "benchmarks" / "bench.py"
+    script.parent.mkdir()
+    script.write_text(f"raise SystemExit({code})")
+    monkeypatch.chdir(tmp_path)
+    assert run(["bench"]) == code

@@ -1,6 +1,7 @@
 """The pages build without a warning, say what the code does, and their blocks run."""
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -78,6 +79,20 @@ def test_page_is_what_its_script_writes(
     monkeypatch.setattr(script, "OUT", written)
     script.main()
     assert written.read_text() == (DOCS / f"{page}.md").read_text(), f"run write_{page}.py again"
+
+
+def test_tables_of_many_hosts_are_what_their_script_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    hosts = importlib.import_module("hosts")
+    page = DOCS / "many_hosts.md"
+    copy = tmp_path / "page.md"
+    copy.write_text(re.sub(r"(?m)^\|.*(\d\.\d| MB| GB| ms).*\n", "", page.read_text()))
+    assert copy.read_text() != page.read_text()
+    monkeypatch.setattr(hosts, "DOC", copy)
+    hosts.write_tables(json.loads((hosts.RESULTS / "hosts.json").read_text())["runs"])
+    assert copy.read_text() == page.read_text(), "run hosts.py --table again"
 
 
 def test_reference_lists_every_public_name() -> None:

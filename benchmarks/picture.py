@@ -1,0 +1,21 @@
+"""An SVG for the pages that is the same, byte by byte, whenever it is drawn from the same JSON."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
+
+
+@contextmanager
+def picture(name: str, width: float, height: float) -> Iterator[Figure]:
+    """A figure to draw on; it is written when the block ends."""
+    with matplotlib.rc_context({"svg.hashsalt": "mhalearn", "font.size": 9}):
+        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+        FigureCanvasSVG(figure)
+        yield figure
+        figure.savefig(IMAGES / name, metadata={"Date": None})
