@@ -20,6 +20,7 @@ from pathlib import Path
 import frontier
 import noise
 import numpy as np
+import real
 from cases import Case, case_at
 from first import recover
 from ledger import RESULTS, Ledger, Record, console, finite
@@ -188,6 +189,24 @@ def published_sizes(ledger: Ledger) -> Figures:
     return found
 
 
+def like_a_transformer(ledger: Ledger) -> Figures:
+    """Layers with the norms of trained ones, 8 heads of rank 8, d = 64, 16 tokens, with biases, of
+    which every parameter is right to 1e-10: two teachers, twenty seconds each. The rank is told;
+    the number of heads only to Adam."""
+    case, n, limit = "trained-like 8x64x8", 512, 20.0
+    adam = [f"{engine}, rate {rate}" for engine in ("optax", "torch") for rate in (3e-3, 1e-2)]
+    found: Figures = []
+    for method in ("mhalearn", *adam):
+        key = {"suite": "like a transformer", "case": case, "n": n, "method": method}
+        run = partial(real.measure, case, n, method, seconds=limit, model=None)
+        rows = warm(ledger, key, 2, lambda seed, r=run: r(seed=seed))
+        count, ours = sum(map(real.is_exact, rows)), method == "mhalearn"
+        more = f"held-out error {real.median_of(rows, 'relative_mse')}, {ends_of(rows)}"
+        what = f"{case}, N = {n}, {method if ours else 'Adam in ' + method}"
+        found.append(figure("like a transformer", what, "recovered", count, 2, more, ours))
+    return found
+
+
 def warm(ledger: Ledger, key: Record, count: int, run: Callable[[int], Record]) -> list[Record]:
     """The runs of so many seeds, each with its programs compiled."""
     return [ledger.run(key | {"seed": s}, partial(settled, run, s)) for s in range(count)]
@@ -207,7 +226,8 @@ def ends_of(rows: list[Record]) -> str:
     """How runs ended, crashes included, and their median time."""
     ends = Counter("crashed" if "crashed" in row else row.get("outcome") for row in rows)
     said = [f"{count} {end}" for end, count in ends.items() if end]
-    known = [row["seconds"] for row in rows if "seconds" in row]
+    times = [row.get("seconds", row.get("taken")) for row in rows]
+    known = [seconds for seconds in times if seconds is not None]
     return ", ".join(said + ([f"median {statistics.median(known):.2g} s"] if known else []))
 
 
@@ -217,6 +237,7 @@ SUITES = {
     "noise": under_noise,
     "methods": every_method,
     "hard": hard,
+    "transformer": like_a_transformer,
     "published": published_sizes,
 }
 

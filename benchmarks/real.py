@@ -158,7 +158,7 @@ def lines(records: list[Record]) -> list[list[str]]:
 
 
 def median_of(rows: list[Record], name: str) -> str:
-    known = [row[name] for row in rows if row[name] is not None]
+    known = [row[name] for row in rows if row.get(name) is not None]
     return f"{statistics.median(known):.1e}" if len(known) > len(rows) / 2 else "-"
 
 

@@ -23,7 +23,8 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...", help="speed, limit, noise, methods, hard, published; or all."
+            metavar="[NAME]...",
+            help="speed, limit, noise, methods, hard, transformer, published; or all.",
         ),
     ] = None,
 ) -> int:
