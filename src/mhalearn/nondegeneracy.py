@@ -15,8 +15,11 @@ from mhalearn.attention import attend, in_float64
 from mhalearn.inputs import sample_inputs
 from mhalearn.layer import AttentionLayer, Float64, make_chunk
 
-_ROWS = 100_000
-_ROWS_AT_ONCE = 8192
+# Rows whose patterns are looked at. Of layers so large that this would take more multiplications,
+# as many as take no more; but about so many that one of them is the least share asked for.
+_ROWS, _ROWS_AT_ONCE = 100_000, 8192
+_WORK = 1e10
+_LEAST_SHARE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def check_nondegeneracy(layer: AttentionLayer, *, k: int, seed: int = 0) -> Nond
     """Every non-degeneracy condition of the paper, as a number with a threshold.
 
     The frequency of matched patterns is measured from the heads' own attention on random +-1
-    inputs of k tokens. Cost: about 100,000 rows of attention.
+    inputs of k tokens. Cost: about 100,000 rows of attention; 10,000 of layers as wide as d = 384.
     """
     if k < 2:
         raise ValueError(f"k={k}: attention needs at least two tokens")
@@ -116,7 +119,7 @@ def check_nondegeneracy(layer: AttentionLayer, *, k: int, seed: int = 0) -> Nond
             Condition(
                 "matched sparse patterns",
                 _matched_frequency(layer, k, seed),
-                1e-4,
+                _LEAST_SHARE,
                 False,
                 "share of rows where all heads put the same weight on the same two tokens",
             ),
@@ -150,11 +153,17 @@ def _least_density(matrices: Float64) -> float:
     return min(entries(1), entries(2))
 
 
+def _count_rows(layer: AttentionLayer, k: int) -> int:
+    """Rows to look at: fewer where each of them costs much."""
+    of_a_row = layer.n_heads * layer.d * (layer.d + k)
+    return min(_ROWS, max(round(1 / _LEAST_SHARE), round(_WORK / of_a_row)))
+
+
 @in_float64
 def _matched_frequency(layer: AttentionLayer, k: int, seed: int) -> float:
     """Share of rows with two tokens carrying 90 % of every head's attention, the larger at most
     90 %, and every head within total variation 0.05 of the mean pattern."""
-    n = max(1, _ROWS // k)
+    n = max(1, _count_rows(layer, k) // k)
     size = max(1, _ROWS_AT_ONCE // k)
     tokens = sample_inputs("boolean", n, k, layer.d, seed=seed)
     theta = jnp.asarray(layer.query_theta)
