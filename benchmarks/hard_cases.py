@@ -30,7 +30,7 @@ from threadpoolctl import threadpool_limits
 
 import mhalearn as mha
 from mhalearn.attention import float64
-from mhalearn.baselines import random_student, student_rng
+from mhalearn.baselines.student import random_student, student_rng
 from mhalearn.problem import make_problem
 
 LIMIT = 120.0  # seconds a fit

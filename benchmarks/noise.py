@@ -43,7 +43,7 @@ from threadpoolctl import threadpool_limits
 
 import mhalearn as mha
 from mhalearn.attention import float64
-from mhalearn.baselines import random_student, student_rng
+from mhalearn.baselines.student import random_student, student_rng
 from mhalearn.polish import NO_RIDGE
 from mhalearn.problem import make_problem
 
