@@ -17,16 +17,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from mhalearn import storage
 from mhalearn.baselines import adam, lbfgs, linear
-from mhalearn.certificate import (
-    Certificate,
-    as_examples,
-    certify,
-    check_sizes,
-    has_rank,
-    refitted,
-)
+from mhalearn.certificate import Certificate, certify, has_rank, refitted
 from mhalearn.devices import is_first
-from mhalearn.examples import Examples, Survey
+from mhalearn.examples import Examples, Survey, as_examples, check_sizes
 from mhalearn.information import Information, measure_information
 from mhalearn.journal import Journal
 from mhalearn.layer import AttentionLayer, Float64
