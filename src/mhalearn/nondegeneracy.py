@@ -14,6 +14,7 @@ import numpy as np
 from mhalearn.attention import attend, in_float64
 from mhalearn.inputs import sample_inputs
 from mhalearn.layer import AttentionLayer, Float64, make_chunk
+from mhalearn.threads import one_lapack_thread
 
 # Rows whose patterns are looked at. Of layers so large that this would take more multiplications,
 # as many as take no more; but about so many that one of them is the least share asked for.
@@ -54,76 +55,79 @@ def check_nondegeneracy(layer: AttentionLayer, *, k: int, seed: int = 0) -> Nond
     """
     if k < 2:
         raise ValueError(f"k={k}: attention needs at least two tokens")
+    with one_lapack_thread():
+        return NondegeneracyReport(_measure(layer, k, seed))
+
+
+def _measure(layer: AttentionLayer, k: int, seed: int) -> tuple[Condition, ...]:
     w_sum = layer.w.sum(axis=0)
     spectrum = np.linalg.svd(w_sum, compute_uv=False)
     together = float(np.sqrt(np.sum(layer.w**2)))
     crowd = layer.n_heads * (k - 1) / layer.out_dim
-    return NondegeneracyReport(
-        (
-            Condition(
-                "coherence of Theta",
-                _coherence(layer.theta),
-                0.9,
-                True,
-                "largest |cosine| between two attention matrices",
-            ),
-            Condition(
-                "coherence of W",
-                _coherence(layer.w),
-                0.9,
-                True,
-                "largest |cosine| between two projection matrices",
-            ),
-            Condition(
-                "effective rank of Theta",
-                _least_effective_rank(layer.theta),
-                2.0,
-                False,
-                "smallest squared Frobenius over squared operator norm of a head's Theta",
-            ),
-            Condition(
-                "effective rank of W",
-                _least_effective_rank(layer.w),
-                min(2.0, 0.999 * layer.out_dim),
-                False,
-                "smallest squared Frobenius over squared operator norm of a head's W",
-            ),
-            Condition(
-                "density of Theta",
-                _least_density(layer.theta),
-                2.5,
-                False,
-                "fewest effective entries (squared l1 over squared l2 norm) in a row or column",
-            ),
-            Condition(
-                "size of the sum of W",
-                float(np.linalg.norm(w_sum)) / together if together > 0 else 0.0,
-                0.1,
-                False,
-                "norm of the sum of projections over the norm of all of them",
-            ),
-            Condition(
-                "conditioning of the sum of W",
-                float(spectrum[-1] / spectrum[0]) if spectrum[0] > 0 else 0.0,
-                1e-3,
-                False,
-                "smallest over largest singular value of the sum of projections",
-            ),
-            Condition(
-                "heads and tokens against width",
-                crowd,
-                1.0,
-                True,
-                "m (k - 1) / e: above one, certified rows have false positives",
-            ),
-            Condition(
-                "matched sparse patterns",
-                _matched_frequency(layer, k, seed),
-                _LEAST_SHARE,
-                False,
-                "share of rows where all heads put the same weight on the same two tokens",
-            ),
-        )
+    return (
+        Condition(
+            "coherence of Theta",
+            _coherence(layer.theta),
+            0.9,
+            True,
+            "largest |cosine| between two attention matrices",
+        ),
+        Condition(
+            "coherence of W",
+            _coherence(layer.w),
+            0.9,
+            True,
+            "largest |cosine| between two projection matrices",
+        ),
+        Condition(
+            "effective rank of Theta",
+            _least_effective_rank(layer.theta),
+            2.0,
+            False,
+            "smallest squared Frobenius over squared operator norm of a head's Theta",
+        ),
+        Condition(
+            "effective rank of W",
+            _least_effective_rank(layer.w),
+            min(2.0, 0.999 * layer.out_dim),
+            False,
+            "smallest squared Frobenius over squared operator norm of a head's W",
+        ),
+        Condition(
+            "density of Theta",
+            _least_density(layer.theta),
+            2.5,
+            False,
+            "fewest effective entries (squared l1 over squared l2 norm) in a row or column",
+        ),
+        Condition(
+            "size of the sum of W",
+            float(np.linalg.norm(w_sum)) / together if together > 0 else 0.0,
+            0.1,
+            False,
+            "norm of the sum of projections over the norm of all of them",
+        ),
+        Condition(
+            "conditioning of the sum of W",
+            float(spectrum[-1] / spectrum[0]) if spectrum[0] > 0 else 0.0,
+            1e-3,
+            False,
+            "smallest over largest singular value of the sum of projections",
+        ),
+        Condition(
+            "heads and tokens against width",
+            crowd,
+            1.0,
+            True,
+            "m (k - 1) / e: above one, certified rows have false positives",
+        ),
+        Condition(
+            "matched sparse patterns",
+            _matched_frequency(layer, k, seed),
+            _LEAST_SHARE,
+            False,
+            "share of rows where all heads put the same weight on the same two tokens",
+        ),
     )
 
 
