@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from mhalearn import storage
+from mhalearn._version import __version__
 from mhalearn.baselines import adam, lbfgs, linear
 from mhalearn.certificate import Certificate, certify, has_rank, refitted
 from mhalearn.devices import is_first
@@ -293,7 +293,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The checkpoint, of this run and no other."""
         assert self.checkpoint is not None
         run = {
-            "mhalearn": storage.mhalearn_version(),
+            "mhalearn": __version__,
             "method": self._method,
             "n_heads": self.n_heads if isinstance(self.n_heads, str) else int(self.n_heads),
             "head_dim": None if self.head_dim is None else int(self.head_dim),

@@ -5,7 +5,8 @@ import numpy as np
 from mhalearn.attention import in_float64
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
-from mhalearn.narrow import is_narrow, polish_heads, to_layer
+from mhalearn.narrow import is_narrow, to_layer
+from mhalearn.narrow_descent import polish_heads
 from mhalearn.newton.many import random_heads
 from mhalearn.outcome import Trace
 from mhalearn.polish import begin, descend, settled

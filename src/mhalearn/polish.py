@@ -13,7 +13,8 @@ from mhalearn.attention import Chunk, fit_projections, gathered, in_float64
 from mhalearn.devices import known
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
-from mhalearn.narrow import is_narrow, polish_heads, to_heads, to_layer
+from mhalearn.narrow import is_narrow, to_heads, to_layer
+from mhalearn.narrow_descent import polish_heads
 from mhalearn.normal import matrix_free, tangent_projection
 from mhalearn.outcome import Trace
 from mhalearn.problem import Problem, make_problem
