@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhalearn.attention import attend, in_float64
+from mhalearn.chunks import make_chunk
 from mhalearn.inputs import sample_inputs
-from mhalearn.layer import AttentionLayer, Float64, make_chunk
+from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.threads import one_lapack_thread
 
 # Rows whose patterns are looked at. Of layers so large that this would take more multiplications,
