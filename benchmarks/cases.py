@@ -14,8 +14,9 @@ from threadpoolctl import threadpool_limits
 
 import mhalearn as mha
 from mhalearn.attention import Chunk, float64, residual
-from mhalearn.baselines import random_student, relative_error, student_rng
+from mhalearn.baselines.student import random_student, student_rng
 from mhalearn.outcome import Trace
+from mhalearn.polish import relative_error
 from mhalearn.problem import Problem, make_problem
 
 GOAL = 1e-20  # relative squared training error

@@ -19,8 +19,8 @@ from mhalearn.attention import (
     tangent,
     total,
 )
+from mhalearn.chunks import make_chunk
 from mhalearn.inputs import sample_inputs
-from mhalearn.layer import make_chunk
 from mhalearn.teachers import random_layer
 
 N, K, D, E, HEADS = 5, 4, 3, 2, 2

@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 
 from mhalearn.attention import float64
-from mhalearn.baselines import (
-    Run,
+from mhalearn.baselines import adam as adam_module
+from mhalearn.baselines import lbfgs as lbfgs_module
+from mhalearn.baselines import linear as linear_module
+from mhalearn.baselines.descent import Run
+from mhalearn.baselines.starts import hold_out
+from mhalearn.baselines.student import (
     batches,
     expand,
-    hold_out,
     random_student,
-    relative_error,
     relative_loss,
     student_rng,
     value_and_gradient,
 )
-from mhalearn.baselines import adam as adam_module
-from mhalearn.baselines import lbfgs as lbfgs_module
-from mhalearn.baselines import linear as linear_module
 from mhalearn.examples import Examples
 from mhalearn.inputs import sample_inputs
 from mhalearn.outcome import Outcome, Trace
+from mhalearn.polish import relative_error
 from mhalearn.problem import make_problem
 from mhalearn.teachers import random_layer
 
@@ -166,8 +166,8 @@ def test_cutting_into_batches_changes_no_loss(monkeypatch):
         whole = batches(problem, 2)
         assert whole.weight.shape[0] == 1
         monkeypatch.setattr("mhalearn.problem.WORKSPACE", 20_000)
-        monkeypatch.setattr("mhalearn.baselines._WORKSPACE", 1)
-        monkeypatch.setattr("mhalearn.baselines._LEAST_EXAMPLES", 9)
+        monkeypatch.setattr("mhalearn.baselines.student._WORKSPACE", 1)
+        monkeypatch.setattr("mhalearn.baselines.student._LEAST_EXAMPLES", 9)
         cut = batches(make_problem(examples, 2, bias=False, causal=False), 2)
         assert cut.weight.shape[1] <= 9
         losses = [float(relative_loss(student, data, energy)) for data in (whole, cut)]
@@ -176,8 +176,8 @@ def test_cutting_into_batches_changes_no_loss(monkeypatch):
 
 def test_adam_learns_from_mini_batches(monkeypatch):
     monkeypatch.setattr("mhalearn.problem.WORKSPACE", 20_000)
-    monkeypatch.setattr("mhalearn.baselines._WORKSPACE", 1)
-    monkeypatch.setattr("mhalearn.baselines._LEAST_EXAMPLES", 40)
+    monkeypatch.setattr("mhalearn.baselines.student._WORKSPACE", 1)
+    monkeypatch.setattr("mhalearn.baselines.student._LEAST_EXAMPLES", 40)
     assert run("adam", teach(heads=1), n_heads=1, steps=2000, starts=1).reason.startswith(
         "held-out"
     )
@@ -255,7 +255,7 @@ def test_a_better_layer_reaches_the_trace_only_when_it_is_worth_it():
     trace = Trace()
     with float64():
         problem = make_problem(teach(), 2, bias=False, causal=False)
-        shared = Run(problem, batches(problem, 2), jnp.asarray(problem.energy), 0.0, trace)
+        shared = Run(problem, batches(problem, 2), jnp.asarray(problem.energy), trace)
         student = random_student(problem, 2, None, student_rng(0))
         for loss in (1.0, 0.9, 0.3):
             shared.keep(student, loss)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mhalearn import spectrum
-from mhalearn.certificate import RESOLVED, THRESHOLD, certify, measure_residuals
+from mhalearn.certificate import RESOLVED, THRESHOLD, certify
 from mhalearn.examples import Examples
 from mhalearn.inputs import sample_inputs
 from mhalearn.layer import AttentionLayer, load_layer
@@ -20,6 +20,7 @@ from mhalearn.outcome import Trace
 from mhalearn.polish import polish
 from mhalearn.precision import label_precision
 from mhalearn.problem import make_problem
+from mhalearn.residuals import measure_residuals
 from mhalearn.spectrum import measure_spectrum
 from mhalearn.teachers import random_layer
 

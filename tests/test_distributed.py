@@ -153,7 +153,7 @@ from unittest.mock import patch
 import jax, numpy as np
 import mhalearn as mha
 from mhalearn import devices
-from mhalearn.narrow import polish_heads
+from mhalearn.narrow_descent import polish_heads
 from mhalearn.newton.many import random_heads
 from mhalearn.outcome import Trace
 from mhalearn.polish import begin, descend

@@ -14,10 +14,10 @@ from mhalearn.narrow import (
     apply_heads,
     is_narrow,
     merge_heads,
-    polish_heads,
     to_heads,
     to_layer,
 )
+from mhalearn.narrow_descent import _gauss_newton, polish_heads
 from mhalearn.newton import many
 from mhalearn.newton.many import guess_heads, learn_many
 from mhalearn.outcome import Outcome, Trace
@@ -115,7 +115,7 @@ def test_a_step_holds_the_attention_of_all_examples_and_copies_of_one_chunk(sing
             of(*rows, k, dtype=bool),
         )
         heads = NarrowHeads(of(m, d, h), of(m, d, h), of(m, d, h), of(m, h, d), of(0, d))
-        lowered = narrow._gauss_newton.lower(heads, data, of(), of(), single=single)
+        lowered = _gauss_newton.lower(heads, data, of(), of(), single=single)
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     few, many = temporary(2), temporary(64)

@@ -212,3 +212,11 @@ def test_a_condition_holds_at_its_threshold():
 def test_one_token_is_rejected():
     with pytest.raises(ValueError, match="k=1"):
         check_nondegeneracy(random_layer(2, 4, seed=1), k=1)
+
+
+def test_of_wide_layers_fewer_rows_are_looked_at(monkeypatch):
+    monkeypatch.setattr(nondegeneracy, "_ROWS", 100_000)
+    rows = {d: nondegeneracy._count_rows(random_layer(12, d, seed=0), 8) for d in (16, 160, 384)}
+    assert rows[16] == 100_000
+    assert 10_000 < rows[160] < 100_000
+    assert rows[384] == 10_000

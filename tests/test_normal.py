@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from mhalearn.attention import ROOM, Chunk, fit_projections, float64, forward, in_float64
+from mhalearn.chunks import make_chunk
 from mhalearn.inputs import sample_inputs
-from mhalearn.layer import make_chunk
 from mhalearn.normal import (
     dense,
     heads_first,

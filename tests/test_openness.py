@@ -5,8 +5,9 @@ import pytest
 from oracles import narrow_layer
 
 from mhalearn import AttentionRegressor, Outcome, compare, narrow, sample_inputs
-from mhalearn.certificate import _parameter_bound, certify
+from mhalearn.certificate import certify
 from mhalearn.examples import Examples
+from mhalearn.freedom import parameter_bound
 from mhalearn.layer import AttentionLayer
 from mhalearn.missing_head import one_more_head
 from mhalearn.openness import CLOSED, measure_openness
@@ -31,7 +32,7 @@ def test_a_layer_that_is_determined_is_closed_and_its_room_bounds_the_spectrums(
     assert found.unseen < CLOSED
     spectrum = measure_spectrum(LAYER, examples.subset(slice(0, found.n_examples)), head_dim)
     assert spectrum.null_dimension == 0
-    exact = _parameter_bound(LAYER, spectrum, 1.0)
+    exact = parameter_bound(LAYER, spectrum, 1.0)
     assert 0.5 * exact < found.room < 20 * exact
 
 

@@ -4,8 +4,9 @@ Names are imported when first used, so that `import mhalearn` costs nothing by i
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from mhalearn._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mhalearn.certificate import Certificate, certify
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
     from mhalearn.outcome import Event, Outcome, Solution
     from mhalearn.report import write_report
     from mhalearn.teachers import random_layer
-
-try:
-    __version__ = version("mhalearn")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "unknown"
 
 _HOMES = {
     "AttentionLayer": "layer",

@@ -41,6 +41,13 @@ def in_float64(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
+def in_single(tree: Any) -> Any:
+    """The same arrays in single precision: enough for a step that is checked afterwards."""
+    return jax.tree.map(
+        lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree
+    )
+
+
 # For programs of many matrix products. To choose among Triton's kernels for them takes a GPU half a
 # minute and gains nothing here; on a CPU the option is without effect.
 compiled = partial(jax.jit, compiler_options={"xla_gpu_enable_triton_gemm": False})

@@ -13,37 +13,24 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import beta, norm
 
-from mhalearn._types import Array, Float
-from mhalearn.attention import Chunk, attend, compiled, forward, stacked_heads, tangent
-from mhalearn.examples import Examples, Survey
+from mhalearn.examples import Examples, Survey, as_examples, check_sizes
+from mhalearn.freedom import Freedom, half_widths, measure_freedom
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.narrow import is_narrow
-from mhalearn.openness import CLOSED, measure_openness
-from mhalearn.precision import label_precision
-from mhalearn.spectrum import Parameters, Spectrum, measure_spectrum
+from mhalearn.residuals import Residuals, measure_residuals
+from mhalearn.spectrum import Parameters, measure_spectrum
 
 # Relative error of an example that the distribution-free statement speaks about. Fixed here, before
 # any data are seen, as that statement needs.
 THRESHOLD = 1e-6
 # Error of a parameter, relative to the size of a head, that the residual may leave room for.
 RESOLVED = 1e-2
-# How much further from exact a single output column and the median example may be.
-_PARTS = 10
-# The same for the worst example, relative to the terms its labels are sums of. Boxes that compute
-# in their labels' precision were seen at 1.2, with logits of some hundred.
-_WORST = 2
-_DOUBLE = float(np.finfo(np.float64).eps)
 # A singular value this far below the largest does not count for the rank.
 _RANK = 1e-9
-# Attention below this size, against that of logits of order one, is rounding of no attention.
-_NO_ATTENTION = 1e-10
-# Sizes of tokens and labels whose squares and quotients stay far from overflow.
-_SMALLEST, _LARGEST = 1e-60, 1e60
 
 
 @dataclass(frozen=True)
@@ -113,21 +100,7 @@ def certify(
     many: see `narrow.is_narrow`); without it, as the layer says it was learned.
     Examples the layer was learned from are refused; if they are a minority, they are left out.
     """
-    if not isinstance(layer, AttentionLayer):
-        raise ValueError(f"layer is a {type(layer).__name__}: pass an AttentionLayer")
-    if not isinstance(delta, float | int | np.number) or not 0 < delta < 1:
-        raise ValueError(f"delta={delta!r}: pass a probability between 0 and 1")
-    if not isinstance(learned_from, Examples | None):
-        raise ValueError(f"learned_from is a {type(learned_from).__name__}: pass an Examples")
-    if head_dim is not None:
-        whole = isinstance(head_dim, int | np.integer) and not isinstance(head_dim, bool)
-        if not (whole and 1 <= head_dim <= layer.d):
-            raise ValueError(f"head_dim={head_dim!r}: pass a rank from 1 to d = {layer.d}")
-        if not has_rank(layer, head_dim):
-            raise ValueError(
-                f"head_dim={head_dim}: the layer has heads of larger rank; leave it out"
-            )
-    head_dim = _head_dim(layer) if head_dim is None else int(head_dim)
+    head_dim = _check_asked(layer, delta, learned_from, head_dim)
     examples = as_examples(X_fresh, Y_fresh, lengths)
     for given in (examples, learned_from):
         if given is not None:
@@ -135,29 +108,19 @@ def certify(
     survey = examples.survey()
     check_sizes(survey)
     examples, n_seen = _unseen(layer, examples, survey)
-    residuals = measure_residuals(layer, examples)
     delta, n = float(delta), examples.n
+    residuals = measure_residuals(layer, examples)
     exceeding = int(np.sum(residuals.relative > THRESHOLD))
     tail = 1.0 if exceeding == n else float(beta.ppf(1 - delta, exceeding + 1, n - exceeding))
     enough = examples.plenty(layer.n_heads, layer.out_bias is not None, head_dim)
     inputs = learned_from if learned_from is not None else examples.sample(enough, seed=0)
-    spectrum = measure_spectrum(layer, inputs, head_dim)
     learned = learned_from.n if learned_from is not None else _learned_count(layer, n)
-    intervals = bound = null = None
-    # Labels that happen to be met to the last bit say no more than their rounding allows.
-    error = residuals.label_norm * max(residuals.root_relative, residuals.unit / 4)
-    if spectrum is None and residuals.exact:
-        openness = measure_openness(layer, inputs, head_dim)
-        null = 0 if openness.unseen < CLOSED else None
-        bound = openness.room * error * math.sqrt(openness.n_examples / n)
-    elif spectrum is not None:
-        null = spectrum.null_dimension
-        bound = _parameter_bound(layer, spectrum, error * math.sqrt(inputs.n / n))
-        width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
-        intervals = _scaled(spectrum.deviations, width)
+    width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
+    freedom = measure_freedom(layer, inputs, head_dim, residuals, width)
+    closed = freedom.null_dimension == 0 and freedom.bound is not None and freedom.bound <= RESOLVED
     return Certificate(
-        recovered=residuals.exact and null == 0 and bound is not None and bound <= RESOLVED,
-        reason=_reason(residuals, null, bound, layer, head_dim),
+        recovered=residuals.exact and closed,
+        reason=_reason(residuals, freedom, layer, head_dim),
         relative_mse=residuals.root_relative**2,
         floor=residuals.floor,
         label_precision=residuals.precision,
@@ -168,10 +131,10 @@ def certify(
         threshold=THRESHOLD,
         n_exceeding=exceeding,
         tail_bound=tail,
-        spectrum=None if spectrum is None else spectrum.theta,
-        null_dimension=null,
-        parameter_bound=bound,
-        intervals=intervals,
+        spectrum=freedom.spectrum,
+        null_dimension=freedom.null_dimension,
+        parameter_bound=freedom.bound,
+        intervals=freedom.intervals,
         statement=(
             f"With confidence {1 - delta:.10g}, at least {math.floor(1e6 * (1 - tail)) / 1e6:.4%} "
             f"of inputs have relative error at most {THRESHOLD:g} ({exceeding} of {n} fresh "
@@ -203,7 +166,7 @@ def refitted(
     intervals = None
     if spectrum is not None:
         width = norm.ppf(1 - certificate.delta / 2) * noise * math.sqrt(part.rows / examples.rows)
-        intervals = _scaled(spectrum.deviations, width)
+        intervals = half_widths(spectrum.deviations, width)
     return replace(
         certificate,
         noise_level=noise,
@@ -220,99 +183,24 @@ def refitted(
     )
 
 
-def as_examples(
-    x: ArrayLike | Examples, y: ArrayLike | None, lengths: ArrayLike | None = None
-) -> Examples:
-    """X and Y, or an Examples in place of both."""
-    if isinstance(x, Examples):
-        if y is not None or lengths is not None:
-            raise ValueError("pass either an Examples or X and Y, not both")
-        examples = x
-    elif y is None:
-        raise ValueError("Y is missing: pass X and Y, or an Examples")
-    else:
-        examples = Examples(x, y, lengths)
-    return examples
-
-
-def check_sizes(survey: Survey) -> None:
-    """Refuse entries that double precision cannot square."""
-    for name, size in (("X", survey.largest_x), ("Y", survey.largest_y)):
-        if size > 0 and not _SMALLEST < size < _LARGEST:
-            raise ValueError(f"the largest entry of {name} is {size:.2g}: rescale it to near one")
-
-
-@dataclass(frozen=True)
-class Residuals:
-    """The difference between a layer and labels, recomputed from scratch in float64."""
-
-    squared: Float64  # of each example: |F - Y|^2
-    relative: Float64  # of each example: |F - Y| / |Y|
-    root_relative: float  # of all: |F - Y| / |Y|
-    label_norm: float  # |Y|, or one where all labels vanish
-    noise_level: float
-    precision: str
-    unit: float
-    floor: float
-    exact: bool  # at the floor: as a whole, in every output column, and in every example
-
-
-def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
-    """Walk over the examples in chunks; memory of one chunk."""
-    wrong: list[Float64] = []
-    energy: list[Float64] = []
-    own: list[Float64] = []
-    rows, columns = 0, np.zeros((3, examples.out_dim))
-    for x, y, lengths in examples.chunks(1024):
-        for part, (each, of_columns) in layer.over_chunks(_residual_sums, x, lengths, y):
-            count = part.stop - part.start
-            for sums, found in zip((wrong, energy, own), each, strict=True):
-                sums.append(found[:count])
-            columns += of_columns
-        rows += int(lengths.sum())
-    squared, labels, terms_of = np.concatenate(wrong), np.concatenate(energy), np.concatenate(own)
-    precision = label_precision(examples)
-    # Where labels vanish, the error stands for itself.
-    relative = np.sqrt(squared / np.where(labels > 0, labels, 1.0))
-    whole = float(labels.sum()) or 1.0
-    root_relative = float(np.sqrt(squared.sum() / whole))
-    # A few huge labels must not hide what is wrong with all others, nor many good ones a few bad. A
-    # column in which heads cancel holds nothing but their rounding, and where they were merged, so
-    # did the sum of doubles.
-    of_parts = _PARTS * precision.floor
-    allowed = of_parts**2 * columns[1] + precision.unit**2 * columns[2] + _DOUBLE**2 * whole
-    of_terms = np.sqrt(squared / np.where(terms_of > 0, terms_of, 1.0))
-    exact = (
-        root_relative <= precision.floor
-        and bool(np.all(columns[0] <= allowed))
-        and float(np.median(relative)) <= of_parts
-        and float(np.max(of_terms)) <= _WORST * precision.floor
-    )
-    return Residuals(
-        squared=squared,
-        relative=relative,
-        root_relative=root_relative,
-        label_norm=math.sqrt(whole),
-        noise_level=float(np.sqrt(squared.sum() / (rows * examples.out_dim))),
-        precision=precision.name,
-        unit=precision.unit,
-        floor=precision.floor,
-        exact=exact,
-    )
-
-
-@compiled
-def _residual_sums(
-    theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
-) -> tuple[Float[Array, "3 b"], Float[Array, "3 e"]]:
-    """Squared residuals, labels, and sizes of the terms that labels are sums of: summed over each
-    example, and over each output column."""
-    m, _, d = theta.shape
-    at = tangent(attend(theta, chunk).p, stacked_heads(w, m, d), chunk)
-    sizes = jnp.einsum("brmj,bmje->bre", at.p, jnp.abs(at.values))
-    sizes += jnp.abs(chunk.constant * chunk.weight[..., None]) @ jnp.abs(w[m * d :])
-    parts = jnp.stack([forward(theta, w, chunk) - chunk.labels, chunk.labels, sizes]) ** 2
-    return jnp.sum(parts, axis=(2, 3)), jnp.sum(parts, axis=(1, 2))
+def _check_asked(
+    layer: AttentionLayer, delta: float, learned_from: Examples | None, head_dim: int | None
+) -> int | None:
+    """Refuse what `certify` cannot take; the rank of heads, as given or as the layer says."""
+    if not isinstance(layer, AttentionLayer):
+        raise ValueError(f"layer is a {type(layer).__name__}: pass an AttentionLayer")
+    if not isinstance(delta, float | int | np.number) or not 0 < delta < 1:
+        raise ValueError(f"delta={delta!r}: pass a probability between 0 and 1")
+    if not isinstance(learned_from, Examples | None):
+        raise ValueError(f"learned_from is a {type(learned_from).__name__}: pass an Examples")
+    if head_dim is None:
+        return _said_head_dim(layer)
+    whole = isinstance(head_dim, int | np.integer) and not isinstance(head_dim, bool)
+    if not (whole and 1 <= head_dim <= layer.d):
+        raise ValueError(f"head_dim={head_dim!r}: pass a rank from 1 to d = {layer.d}")
+    if not has_rank(layer, head_dim):
+        raise ValueError(f"head_dim={head_dim}: the layer has heads of larger rank; leave it out")
+    return int(head_dim)
 
 
 def _unseen(layer: AttentionLayer, examples: Examples, survey: Survey) -> tuple[Examples, int]:
@@ -348,7 +236,7 @@ def _learned_count(layer: AttentionLayer, otherwise: int) -> int:
     return int(said) if said.isdecimal() and int(said) > 0 else otherwise
 
 
-def _head_dim(layer: AttentionLayer) -> int | None:
+def _said_head_dim(layer: AttentionLayer) -> int | None:
     """The rank of heads that the layer says it was learned with."""
     said = layer.metadata.get("head_dim", "")
     rank = int(said) if said.isdecimal() else 0
@@ -361,35 +249,12 @@ def has_rank(layer: AttentionLayer, head_dim: int) -> bool:
     return bool(np.all(values[:, head_dim:] <= _RANK * values[:, :1]))
 
 
-def _parameter_bound(layer: AttentionLayer, spectrum: Spectrum, residual: float) -> float:
-    """How far the residual lets the worst parameter be from one that fits exactly.
-
-    To first order |error of p| <= |residual| sqrt([(J^T J)^-1]_pp), by Cauchy and Schwarz. Relative
-    to the root mean square norm of the heads' Theta (where there is none, that of logits of order
-    one) or W.
-    """
-    deviations, token = spectrum.deviations, spectrum.token_size
-    theta = float(np.sqrt(np.mean(np.sum(layer.theta**2, axis=(1, 2)))))
-    if theta * token**2 <= _NO_ATTENTION:
-        theta = token**-2
-    w = float(np.sqrt(np.mean(np.sum(layer.w**2, axis=(1, 2))))) or 1.0
-    pairs = [(deviations.theta, theta), (deviations.w, w)]
-    if deviations.key_vector is not None:
-        pairs.append((deviations.key_vector, theta * token))
-    if deviations.out_bias is not None:
-        pairs.append((deviations.out_bias, w * token))
-    widest = max(float(np.max(deviation)) / size for deviation, size in pairs)
-    return residual * widest if math.isfinite(widest) else math.inf
-
-
 def _reason(
-    residuals: Residuals,
-    null: int | None,
-    bound: float | None,
-    layer: AttentionLayer,
-    head_dim: int | None,
+    residuals: Residuals, freedom: Freedom, layer: AttentionLayer, head_dim: int | None
 ) -> str:
+    """Why a layer is certified as recovered, or the first thing that stands against it."""
     error, floor = residuals.root_relative, residuals.floor
+    null, bound = freedom.null_dimension, freedom.bound
     if error > floor:
         return (
             f"the relative residual {error:.2g} is above {floor:.2g}, "
@@ -422,19 +287,4 @@ def _reason(
     return (
         f"the relative residual {error:.2g} is at the precision of the {residuals.precision} "
         f"labels and the inputs determine all {layer.n_heads} heads{among}"
-    )
-
-
-def _scaled(deviations: Parameters, width: float) -> Parameters:
-    """Half-widths; a parameter that is not determined has none, however small the noise."""
-
-    def half_widths(deviation: Float64) -> Float64:
-        known = np.isfinite(deviation)
-        return np.where(known, np.where(known, deviation, 0.0) * width, np.inf)
-
-    return Parameters(
-        half_widths(deviations.theta),
-        half_widths(deviations.w),
-        None if deviations.key_vector is None else half_widths(deviations.key_vector),
-        None if deviations.out_bias is None else half_widths(deviations.out_bias),
     )

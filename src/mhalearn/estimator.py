@@ -8,25 +8,18 @@ from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from mhalearn import storage
+from mhalearn._version import __version__
 from mhalearn.baselines import adam, lbfgs, linear
-from mhalearn.certificate import (
-    Certificate,
-    as_examples,
-    certify,
-    check_sizes,
-    has_rank,
-    refitted,
-)
+from mhalearn.certificate import Certificate, certify, has_rank, refitted
 from mhalearn.devices import is_first
-from mhalearn.examples import Examples, Survey
+from mhalearn.examples import Examples, Survey, as_examples, check_sizes
 from mhalearn.information import Information, measure_information
 from mhalearn.journal import Journal
 from mhalearn.layer import AttentionLayer, Float64
@@ -53,6 +46,21 @@ LEARNERS: dict[str, Callable[..., Solution]] = {
 _STREAMS = ("sculpt",)
 # Heads to have room for where their number is open and their rank is not known.
 _PLAUSIBLE = 8
+
+
+class _Parts(NamedTuple):
+    """The examples of a run, by what they are for."""
+
+    every: Examples
+    working: Examples  # all of them, or a random part, in memory
+    fitted: Examples  # of the working set, what is not held out
+    held: Examples | None  # to certify with; None where none can be spared
+    information: Information  # of the working set
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are examples beside the working set."""
+        return self.working.n < self.every.n
 
 
 class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -190,54 +198,24 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return examples, part, survey
 
     def _solve(self, examples: Examples, part: Examples, survey: Survey, trace: Trace) -> Solution:
-        # Repeated inputs are neither more equations nor a test of what was fitted.
-        information = self._ask(part)
-        fitted, held = self._split(part, information.group_of)
-        solution = self._learn(fitted, held, examples if part.n < examples.n else None, survey)
-        layer, learned_from = solution.layer, fitted.n
-        if self.polish and solution.outcome is Outcome.FITTED:
-            layer, loss = polish_on(fitted, layer, trace, bias=self.bias, head_dim=self.head_dim)
-            layer, loss = reduce_heads(layer, loss, fitted, trace, head_dim=self.head_dim)
-        layer = layer.replace(metadata=self._metadata(learned_from))
-        certificate = None
-        if held is not None:
-            rank = self.head_dim
-            if rank is not None and not has_rank(layer, rank):  # a learner that does not keep to it
-                rank = None
-            certificate = certify(layer, held, learned_from=fitted, head_dim=rank)
-            trace.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
-        limit = examples.counting_limit(
-            layer.n_heads if isinstance(self.n_heads, str) else self.n_heads,
-            self.bias,
-            self.head_dim,
-        )
-        if information.examples < limit:
-            outcome = Outcome.TOO_FEW_EXAMPLES
-            reason = (
-                f"the examples say as much as {information.examples:.3g} distinct ones; the "
-                f"counting limit of this layer is {limit:.1f}"
-            )
-        else:
-            asked = None if isinstance(self.n_heads, str) else self.n_heads
-            ratio = min(
-                information.examples / limit, information.about_attention(layer, self.head_dim)
-            )
-            evidence = Evidence(
-                layer, asked, fitted, held, certificate, information, ratio, self.head_dim
-            )
-            outcome, reason = self._judge(solution, evidence)
+        """The order of the steps; `part` is the working set, or all examples."""
+        parts = self._split(examples, part)
+        fitted, held = parts.fitted, parts.held
+        learned = self._learn(parts, survey)
+        layer = self._polish(learned, fitted)
+        certificate = None if held is None else self._certify(layer, fitted, held)
+        outcome, reason = self._judge(learned, layer, certificate, parts)
         objection = None
-        if part.n < examples.n and outcome in (Outcome.RECOVERED, Outcome.FITTED):
+        if parts.has_more and outcome in (Outcome.RECOVERED, Outcome.FITTED):
             objection = contradiction(layer, fitted, examples)
             if objection is not None:
                 outcome, reason = Outcome.FITTED, objection
-        if certificate is not None and certificate.recovered and outcome is Outcome.FITTED:
-            certificate = replace(certificate, recovered=False, reason=reason)
-        may_refit = self.polish and objection is None and not trace.expired
-        if certificate is not None and outcome is Outcome.FITTED and may_refit:
-            assert held is not None
-            if is_noisy_alike(layer, fitted, held):
-                layer, certificate, told = self._refit(layer, certificate, part, examples)
+        if held is not None and certificate is not None and outcome is Outcome.FITTED:
+            if certificate.recovered:
+                certificate = replace(certificate, recovered=False, reason=reason)
+            may_refit = self.polish and objection is None and not trace.expired
+            if may_refit and is_noisy_alike(layer, fitted, held):
+                layer, certificate, told = self._refit(layer, certificate, parts)
                 reason += told
         trace.emit("outcome", detail=f"{outcome.name}: {reason}")
         return Solution(
@@ -249,18 +227,35 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             settings=self._settings(examples),
         )
 
-    def _learn(
-        self, fitted: Examples, held: Examples | None, stream: Examples | None, survey: Survey
-    ) -> Solution:
-        """Run the learner: on `fitted`, or, if it can, on all of a stream but what is held out."""
+    def _split(self, examples: Examples, part: Examples) -> _Parts:
+        """Keep an eighth of the examples to certify with, if the rest still determines the layer.
+
+        Which ones is random: files are often sorted. Groups of equal inputs stay together: repeated
+        inputs are neither more equations nor a test of what was fitted.
+        """
+        unit = label_precision(part).unit
+        information = measure_information(part, bias=self.bias, causal=self.causal, precision=unit)
+        heads = 1 if isinstance(self.n_heads, str) else self.n_heads
+        limit = part.counting_limit(heads, self.bias, self.head_dim)
+        groups = int(information.group_of.max()) + 1
+        count = min(max(2, groups // 8), 1024)
+        if groups - count < 1.5 * limit:
+            return _Parts(examples, part, part, None, information)
+        order = np.random.default_rng([self.random_state, 0x5B117]).permutation(groups)
+        held = np.isin(information.group_of, order[:count])
+        return _Parts(examples, part, part.subset(~held), part.subset(held), information)
+
+    def _learn(self, parts: _Parts, survey: Survey) -> Solution:
+        """Run the learner on what is fitted or, if it can, on all that is not held out."""
         options: dict[str, Any] = {}
         if self._method == "newton" and self._trace.journal.start is not None:
             options["start"] = self._trace.journal.start
-        given = fitted
-        if stream is not None and self._method in _STREAMS:
+        given = parts.fitted
+        if parts.has_more and self._method in _STREAMS:
+            held = parts.held
             apart = np.zeros(0, np.uint64) if held is None else held.survey().input_hashes
-            given = stream.view(~np.isin(survey.input_hashes, apart))
-            options["part"] = fitted
+            given = parts.every.view(~np.isin(survey.input_hashes, apart))
+            options["part"] = parts.fitted
         learn = partial(
             LEARNERS[self._method],
             given,
@@ -274,6 +269,23 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         )
         return self._trace.once("solution", learn)
 
+    def _polish(self, learned: Solution, fitted: Examples) -> AttentionLayer:
+        """The layer to be judged: polished and with no head too many, unless the learner failed."""
+        layer = learned.layer
+        if self.polish and learned.outcome is Outcome.FITTED:
+            trace, head_dim = self._trace, self.head_dim
+            layer, loss = polish_on(fitted, layer, trace, bias=self.bias, head_dim=head_dim)
+            layer, _ = reduce_heads(layer, loss, fitted, trace, head_dim=head_dim)
+        return layer.replace(metadata=self._metadata(fitted.n))
+
+    def _certify(self, layer: AttentionLayer, fitted: Examples, held: Examples) -> Certificate:
+        rank = self.head_dim
+        if rank is not None and not has_rank(layer, rank):  # a learner that does not keep to it
+            rank = None
+        certificate = certify(layer, held, learned_from=fitted, head_dim=rank)
+        self._trace.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
+        return certificate
+
     @property
     def _method(self) -> str:
         return "newton" if self.method == "auto" else self.method
@@ -282,7 +294,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The checkpoint, of this run and no other."""
         assert self.checkpoint is not None
         run = {
-            "mhalearn": storage.mhalearn_version(),
+            "mhalearn": __version__,
             "method": self._method,
             "n_heads": self.n_heads if isinstance(self.n_heads, str) else int(self.n_heads),
             "head_dim": None if self.head_dim is None else int(self.head_dim),
@@ -297,47 +309,53 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             check_start(journal.start, self, examples)
         return journal
 
-    def _ask(self, examples: Examples) -> Information:
-        unit = label_precision(examples).unit
-        return measure_information(examples, bias=self.bias, causal=self.causal, precision=unit)
-
-    def _judge(self, solution: Solution, evidence: Evidence) -> tuple[Outcome, str]:
-        recovered = evidence.certificate is not None and evidence.certificate.recovered
-        ended = solution.outcome
+    def _judge(
+        self,
+        learned: Solution,
+        layer: AttentionLayer,
+        certificate: Certificate | None,
+        parts: _Parts,
+    ) -> tuple[Outcome, str]:
+        """The outcome by the examples' number, by how the learner ended, or by the verdict."""
+        information = parts.information
+        asked = None if isinstance(self.n_heads, str) else self.n_heads
+        limit = parts.every.counting_limit(asked or layer.n_heads, self.bias, self.head_dim)
+        if information.examples < limit:
+            return Outcome.TOO_FEW_EXAMPLES, (
+                f"the examples say as much as {information.examples:.3g} distinct ones; the "
+                f"counting limit of this layer is {limit:.1f}"
+            )
+        recovered = certificate is not None and certificate.recovered
+        ended = learned.outcome
         if self._trace.expired and not recovered:
             ended = Outcome.TIME_LIMIT
         if ended is not Outcome.FITTED and not recovered:
-            return ended, solution.reason or ended.explanation
+            return ended, learned.reason or ended.explanation
         if self.method == "sculpt" and not self.polish and not recovered:
             # The phases end short of the best fit, so what is left over says nothing of heads.
             error = self._trace.best_loss
             return Outcome.FITTED, f"relative squared error {error:.1e} before polish"
+        about_attention = information.about_attention(layer, self.head_dim)
+        evidence = Evidence(
+            layer,
+            asked_heads=asked,
+            fitted=parts.fitted,
+            held=parts.held,
+            certificate=certificate,
+            information=information,
+            equations=min(information.examples / limit, about_attention),
+            head_dim=self.head_dim,
+        )
         return judge(evidence, self._trace, self.random_state)
 
-    def _split(
-        self, examples: Examples, group_of: NDArray[np.int64]
-    ) -> tuple[Examples, Examples | None]:
-        """Keep an eighth of the examples to certify with, if the rest still determines the layer.
-
-        Which ones is random: files are often sorted. Groups of equal inputs stay together.
-        """
-        heads = 1 if isinstance(self.n_heads, str) else self.n_heads
-        limit = examples.counting_limit(heads, self.bias, self.head_dim)
-        groups = int(group_of.max()) + 1
-        count = min(max(2, groups // 8), 1024)
-        if groups - count < 1.5 * limit:
-            return examples, None
-        order = np.random.default_rng([self.random_state, 0x5B117]).permutation(groups)
-        held = np.isin(group_of, order[:count])
-        return examples.subset(~held), examples.subset(held)
-
     def _refit(
-        self, layer: AttentionLayer, certificate: Certificate, part: Examples, examples: Examples
+        self, layer: AttentionLayer, certificate: Certificate, parts: _Parts
     ) -> tuple[AttentionLayer, Certificate, str]:
         """Under noise what was held out, or left where it is, is worth more fitted."""
+        examples, part = parts.every, parts.working
         head_dim, trace, told = self.head_dim, self._trace, ""
         layer, _ = polish_on(part, layer, trace, bias=self.bias, head_dim=head_dim)
-        if part.n < examples.n:
+        if parts.has_more:
             streamed = refit(layer, examples, part, trace, head_dim=head_dim)
             if streamed is not None:
                 layer = streamed

@@ -16,7 +16,8 @@ from mhalearn.attention import (
     stacked_heads,
     tangent,
 )
-from mhalearn.layer import AttentionLayer, Float64, check_inputs, make_chunk
+from mhalearn.chunks import make_chunk
+from mhalearn.layer import AttentionLayer, Float64, check_inputs
 
 
 @dataclass(frozen=True)

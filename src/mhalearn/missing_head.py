@@ -3,14 +3,15 @@
 import numpy as np
 
 from mhalearn.attention import in_float64
-from mhalearn.certificate import measure_residuals
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
-from mhalearn.narrow import is_narrow, polish_heads, to_layer
+from mhalearn.narrow import is_narrow, to_layer
+from mhalearn.narrow_descent import polish_heads
 from mhalearn.newton.many import random_heads
 from mhalearn.outcome import Trace
 from mhalearn.polish import begin, descend, settled
 from mhalearn.problem import make_problem
+from mhalearn.residuals import measure_residuals
 
 _PROBE_STARTS, _PROBE_STEPS = 4, 25
 # The same for many narrow heads, and times the counting limit of examples they are given.

@@ -12,11 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhalearn.attention import attend, in_float64
+from mhalearn.chunks import make_chunk
 from mhalearn.inputs import sample_inputs
-from mhalearn.layer import AttentionLayer, Float64, make_chunk
+from mhalearn.layer import AttentionLayer, Float64
+from mhalearn.threads import one_lapack_thread
 
-_ROWS = 100_000
-_ROWS_AT_ONCE = 8192
+# Rows whose patterns are looked at. Of layers so large that this would take more multiplications,
+# as many as take no more; but about so many that one of them is the least share asked for.
+_ROWS, _ROWS_AT_ONCE = 100_000, 8192
+_WORK = 1e10
+_LEAST_SHARE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -47,80 +52,83 @@ def check_nondegeneracy(layer: AttentionLayer, *, k: int, seed: int = 0) -> Nond
     """Every non-degeneracy condition of the paper, as a number with a threshold.
 
     The frequency of matched patterns is measured from the heads' own attention on random +-1
-    inputs of k tokens. Cost: about 100,000 rows of attention.
+    inputs of k tokens. Cost: about 100,000 rows of attention; 10,000 of layers as wide as d = 384.
     """
     if k < 2:
         raise ValueError(f"k={k}: attention needs at least two tokens")
+    with one_lapack_thread():
+        return NondegeneracyReport(_measure(layer, k, seed))
+
+
+def _measure(layer: AttentionLayer, k: int, seed: int) -> tuple[Condition, ...]:
     w_sum = layer.w.sum(axis=0)
     spectrum = np.linalg.svd(w_sum, compute_uv=False)
     together = float(np.sqrt(np.sum(layer.w**2)))
     crowd = layer.n_heads * (k - 1) / layer.out_dim
-    return NondegeneracyReport(
-        (
-            Condition(
-                "coherence of Theta",
-                _coherence(layer.theta),
-                0.9,
-                True,
-                "largest |cosine| between two attention matrices",
-            ),
-            Condition(
-                "coherence of W",
-                _coherence(layer.w),
-                0.9,
-                True,
-                "largest |cosine| between two projection matrices",
-            ),
-            Condition(
-                "effective rank of Theta",
-                _least_effective_rank(layer.theta),
-                2.0,
-                False,
-                "smallest squared Frobenius over squared operator norm of a head's Theta",
-            ),
-            Condition(
-                "effective rank of W",
-                _least_effective_rank(layer.w),
-                min(2.0, 0.999 * layer.out_dim),
-                False,
-                "smallest squared Frobenius over squared operator norm of a head's W",
-            ),
-            Condition(
-                "density of Theta",
-                _least_density(layer.theta),
-                2.5,
-                False,
-                "fewest effective entries (squared l1 over squared l2 norm) in a row or column",
-            ),
-            Condition(
-                "size of the sum of W",
-                float(np.linalg.norm(w_sum)) / together if together > 0 else 0.0,
-                0.1,
-                False,
-                "norm of the sum of projections over the norm of all of them",
-            ),
-            Condition(
-                "conditioning of the sum of W",
-                float(spectrum[-1] / spectrum[0]) if spectrum[0] > 0 else 0.0,
-                1e-3,
-                False,
-                "smallest over largest singular value of the sum of projections",
-            ),
-            Condition(
-                "heads and tokens against width",
-                crowd,
-                1.0,
-                True,
-                "m (k - 1) / e: above one, certified rows have false positives",
-            ),
-            Condition(
-                "matched sparse patterns",
-                _matched_frequency(layer, k, seed),
-                1e-4,
-                False,
-                "share of rows where all heads put the same weight on the same two tokens",
-            ),
-        )
+    return (
+        Condition(
+            "coherence of Theta",
+            _coherence(layer.theta),
+            0.9,
+            True,
+            "largest |cosine| between two attention matrices",
+        ),
+        Condition(
+            "coherence of W",
+            _coherence(layer.w),
+            0.9,
+            True,
+            "largest |cosine| between two projection matrices",
+        ),
+        Condition(
+            "effective rank of Theta",
+            _least_effective_rank(layer.theta),
+            2.0,
+            False,
+            "smallest squared Frobenius over squared operator norm of a head's Theta",
+        ),
+        Condition(
+            "effective rank of W",
+            _least_effective_rank(layer.w),
+            min(2.0, 0.999 * layer.out_dim),
+            False,
+            "smallest squared Frobenius over squared operator norm of a head's W",
+        ),
+        Condition(
+            "density of Theta",
+            _least_density(layer.theta),
+            2.5,
+            False,
+            "fewest effective entries (squared l1 over squared l2 norm) in a row or column",
+        ),
+        Condition(
+            "size of the sum of W",
+            float(np.linalg.norm(w_sum)) / together if together > 0 else 0.0,
+            0.1,
+            False,
+            "norm of the sum of projections over the norm of all of them",
+        ),
+        Condition(
+            "conditioning of the sum of W",
+            float(spectrum[-1] / spectrum[0]) if spectrum[0] > 0 else 0.0,
+            1e-3,
+            False,
+            "smallest over largest singular value of the sum of projections",
+        ),
+        Condition(
+            "heads and tokens against width",
+            crowd,
+            1.0,
+            True,
+            "m (k - 1) / e: above one, certified rows have false positives",
+        ),
+        Condition(
+            "matched sparse patterns",
+            _matched_frequency(layer, k, seed),
+            _LEAST_SHARE,
+            False,
+            "share of rows where all heads put the same weight on the same two tokens",
+        ),
     )
 
 
@@ -150,11 +158,17 @@ def _least_density(matrices: Float64) -> float:
     return min(entries(1), entries(2))
 
 
+def _count_rows(layer: AttentionLayer, k: int) -> int:
+    """Rows to look at: fewer where each of them costs much."""
+    of_a_row = layer.n_heads * layer.d * (layer.d + k)
+    return min(_ROWS, max(round(1 / _LEAST_SHARE), round(_WORK / of_a_row)))
+
+
 @in_float64
 def _matched_frequency(layer: AttentionLayer, k: int, seed: int) -> float:
     """Share of rows with two tokens carrying 90 % of every head's attention, the larger at most
     90 %, and every head within total variation 0.05 of the mean pattern."""
-    n = max(1, _ROWS // k)
+    n = max(1, _count_rows(layer, k) // k)
     size = max(1, _ROWS_AT_ONCE // k)
     tokens = sample_inputs("boolean", n, k, layer.d, seed=seed)
     theta = jnp.asarray(layer.query_theta)

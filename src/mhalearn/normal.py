@@ -11,8 +11,7 @@ conjugate gradients. Neither ever forms J.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ from mhalearn.attention import (
     attend,
     covariance_products,
     design,
+    in_single,
     key_side,
     pull,
     push,
@@ -33,6 +33,7 @@ from mhalearn.attention import (
     tangent,
     total,
 )
+from mhalearn.conjugate import conjugate_gradients
 
 
 def query_first(theta: Float[Array, "m q d"]) -> Float[Array, "q md"]:
@@ -203,13 +204,6 @@ def factorise(
     return Factored(jnp.linalg.cholesky(schur + floor * jnp.eye(schur.shape[0])))
 
 
-def in_single(tree: Any) -> Any:
-    """The same arrays in single precision: enough for a step that is checked afterwards."""
-    return jax.tree.map(
-        lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree
-    )
-
-
 class TangentProjection(NamedTuple):
     """The tangent space of rank-h matrices at Theta, head by head; everything when h is None."""
 
@@ -320,42 +314,3 @@ def matrix_free(
     scaled = inside(query_first(down) * root)
     flat = conjugate_gradients(apply, inverse, scaled, tolerance, max_steps).step
     return heads_first(flat * root, m)
-
-
-class Solved(NamedTuple):
-    """A solution, and the search's coefficients at each step, nan for steps not taken."""
-
-    step: Float[Array, " p"]
-    lengths: Float[Array, " t"]
-    growths: Float[Array, " t"]
-
-
-def conjugate_gradients(
-    apply: Callable[[Array], Array],
-    inverse: Callable[[Array], Array],
-    right: Array,
-    tolerance: Array,
-    max_steps: int,
-) -> Solved:
-    """From zero, until the residual is `tolerance` times the right side; JAX's own spends one more
-    product on its start."""
-
-    def going(carry: Any) -> Array:
-        _, left, _, _, step = carry
-        return (jnp.vdot(left, left) > tolerance**2 * jnp.vdot(right, right)) & (step < max_steps)
-
-    def advance(carry: Any) -> Any:
-        (found, lengths, growths), left, along, size, step = carry
-        product = apply(along)
-        length = size / jnp.vdot(along, product)
-        found, left = found + length * along, left - length * product
-        solved = inverse(left)
-        after = jnp.vdot(left, solved)
-        growth = after / size
-        known = Solved(found, lengths.at[step].set(length), growths.at[step].set(growth))
-        return known, left, solved + growth * along, after, step + 1
-
-    first = inverse(right)
-    unknown = jnp.full(max_steps, jnp.nan, right.dtype)
-    start = Solved(jnp.zeros_like(right), unknown, unknown), right, first, jnp.vdot(right, first)
-    return jax.lax.while_loop(going, advance, (*start, jnp.asarray(0)))[0]

@@ -19,19 +19,18 @@ import scipy.linalg
 from jax.flatten_util import ravel_pytree
 
 from mhalearn._types import Array
-from mhalearn.attention import Chunk, compiled, forward, in_float64, total
+from mhalearn.attention import Chunk, compiled, forward, in_float64, in_single, total
+from mhalearn.conjugate import conjugate_gradients
 from mhalearn.devices import known
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.narrow import (
     NarrowHeads,
-    curvature,
     has_full_rank,
-    in_single,
     is_narrow,
     to_heads,
 )
-from mhalearn.normal import conjugate_gradients
+from mhalearn.narrow_descent import curvature
 from mhalearn.problem import Problem, make_problem
 
 # A share of a random change that is rounding. One open direction among a million shows a share of

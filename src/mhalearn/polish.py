@@ -13,7 +13,8 @@ from mhalearn.attention import Chunk, fit_projections, gathered, in_float64
 from mhalearn.devices import known
 from mhalearn.examples import Examples
 from mhalearn.layer import AttentionLayer
-from mhalearn.narrow import is_narrow, polish_heads, to_heads, to_layer
+from mhalearn.narrow import is_narrow, to_heads, to_layer
+from mhalearn.narrow_descent import polish_heads
 from mhalearn.normal import matrix_free, tangent_projection
 from mhalearn.outcome import Trace
 from mhalearn.problem import Problem, make_problem
@@ -221,7 +222,7 @@ def polish_on(
     """
     narrow = is_narrow(layer.n_heads, layer.d, head_dim)
     if narrow:
-        loss = relative_loss(layer, examples)
+        loss = relative_error(layer, examples)
         if loss < ROUNDING:
             return layer, loss
     problem = make_problem(examples, layer.n_heads, bias=bias, causal=layer.causal, narrow=narrow)
@@ -231,8 +232,8 @@ def polish_on(
     return to_layer(heads, problem), loss
 
 
-def relative_loss(layer: AttentionLayer, examples: Examples) -> float:
-    """|Y - F|^2 over |Y|^2. Memory: that of one chunk of examples."""
+def relative_error(layer: AttentionLayer, examples: Examples) -> float:
+    """|Y - F|^2 over |Y|^2, in the user's units. Memory: that of one chunk of examples."""
     wrong = energy = 0.0
     for x, y, lengths in examples.chunks(1024):
         inside = np.arange(examples.k) < lengths[:, None]

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from mhalearn import devices
 from mhalearn.attention import Chunk, in_float64, on_device
+from mhalearn.chunks import host_chunk
 from mhalearn.examples import Examples
-from mhalearn.layer import AttentionLayer, host_chunk
+from mhalearn.layer import AttentionLayer
 
 # Doubles a chunk's intermediates may hold on a device, where the normal matrix is formed: 128 MiB
 # on a CPU.

@@ -20,9 +20,10 @@ from mhalearn.attention import (
     stacked_heads,
     tangent,
 )
+from mhalearn.chunks import make_chunk
 from mhalearn.devices import known
 from mhalearn.examples import Examples
-from mhalearn.layer import AttentionLayer, Float64, make_chunk
+from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.normal import Normal, dense, heads_first, query_first, tangent_projection
 from mhalearn.outcome import Trace
 from mhalearn.problem import Problem, make_problem

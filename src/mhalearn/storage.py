@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -24,6 +23,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
+
+from mhalearn._version import __version__
 
 AnyPath = str | os.PathLike[str]
 Tensors = dict[str, NDArray[Any]]
@@ -54,13 +55,6 @@ def show(path: AnyPath) -> str:
     return text if text and text.isprintable() else repr(text)
 
 
-def mhalearn_version() -> str:
-    try:
-        return version("mhalearn")
-    except PackageNotFoundError:
-        return "unknown"  # run from a source tree that was never installed
-
-
 # Writing
 
 
@@ -75,7 +69,7 @@ def write_tensors(path: AnyPath, tensors: Tensors, metadata: dict[str, str]) -> 
     The header is laid out here because the safetensors library leaves its order to a hash map.
     Cost: one pass over the tensors, no copy of those already contiguous.
     """
-    metadata = {"mhalearn_version": mhalearn_version()} | metadata
+    metadata = {"mhalearn_version": __version__} | metadata
     if not all(
         isinstance(text, str) and _is_unicode(text) for pair in metadata.items() for text in pair
     ):

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mhalearn.certificate import THRESHOLD, Certificate, Residuals, measure_residuals
+from mhalearn.certificate import THRESHOLD, Certificate
 from mhalearn.examples import Examples
 from mhalearn.information import ENOUGH, Information
 from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.leftover import dependence_on_inputs
 from mhalearn.missing_head import one_more_head
 from mhalearn.outcome import Outcome, Trace
+from mhalearn.residuals import Residuals, measure_residuals
 from mhalearn.spectrum import measure_spectrum
 
 # A layer that leaves more than this share of the label energy unexplained is not a fit.

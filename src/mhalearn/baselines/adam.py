@@ -1,7 +1,7 @@
 """Adam on all parameters at once, from several random starts: the common way to fit a layer."""
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +9,11 @@ import optax
 
 from mhalearn._types import Array
 from mhalearn.attention import Chunk
-from mhalearn.baselines import (
-    Descent,
-    Run,
-    Student,
-    Walk,
-    best_of_starts,
-    descend_in_blocks,
-    student_rng,
-    value_and_gradient,
-)
+from mhalearn.baselines.descent import Descent, Run, Walk, descend_in_blocks
+from mhalearn.baselines.starts import Asked, best_of_starts
+from mhalearn.baselines.student import Student, student_rng, value_and_gradient
 from mhalearn.examples import Examples
-from mhalearn.outcome import Solution, Trace
+from mhalearn.outcome import Solution
 
 # The usual constants but for eps, which would otherwise stop progress once gradients are small.
 _ADAM = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-16)
@@ -29,16 +22,11 @@ _ADAM = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-16)
 def learn(
     examples: Examples,
     *,
-    n_heads: int,
-    bias: bool,
-    causal: bool,
-    head_dim: int | None,
-    seed: int,
-    trace: Trace,
     learning_rate: float = 0.03,
     steps: int = 10_000,
     starts: int = 3,
     goal: float = 1e-20,
+    **asked: Unpack[Asked],
 ) -> Solution:
     """Fit a layer with Adam, the learning rate falling to zero along a half cosine.
 
@@ -52,25 +40,13 @@ def learn(
     runs, and was best for (3, 16, 8) at ratio 17. Robust, then, and not the fastest.
     Cost: about three forward passes over a batch a step. Trust: a heuristic.
     """
-    settings = {"method": "adam", "learning_rate": learning_rate, "steps": steps, "goal": goal}
     schedule = _Schedule(learning_rate, steps, goal)
 
     def descend(run: Run, student: Student, start: int) -> Descent:
-        return _descend(run, student, start, schedule, seed)
+        return _descend(run, student, start, schedule, asked["seed"])
 
-    return best_of_starts(
-        descend,
-        examples,
-        n_heads=n_heads,
-        bias=bias,
-        causal=causal,
-        head_dim=head_dim,
-        seed=seed,
-        starts=starts,
-        goal=goal,
-        trace=trace,
-        settings=settings,
-    )
+    settings = {"method": "adam"} | schedule._asdict()
+    return best_of_starts(descend, examples, settings, starts=starts, **asked)
 
 
 class _Schedule(NamedTuple):
@@ -96,6 +72,7 @@ def _descend(run: Run, student: Student, start: int, schedule: _Schedule, seed: 
         stage="adam",
         start=start,
         steps=schedule.steps,
+        goal=schedule.goal,
         least_gain=-math.inf,
     )
 

@@ -1,6 +1,7 @@
 """L-BFGS on all parameters at once, from several random starts."""
 
 from functools import partial
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -8,17 +9,11 @@ import optax
 
 from mhalearn._types import Array
 from mhalearn.attention import Chunk
-from mhalearn.baselines import (
-    Descent,
-    Run,
-    Student,
-    Walk,
-    best_of_starts,
-    descend_in_blocks,
-    value_and_gradient,
-)
+from mhalearn.baselines.descent import Descent, Run, Walk, descend_in_blocks
+from mhalearn.baselines.starts import Asked, best_of_starts
+from mhalearn.baselines.student import Student, value_and_gradient
 from mhalearn.examples import Examples
-from mhalearn.outcome import Solution, Trace
+from mhalearn.outcome import Solution
 
 # A block of steps that takes off less than this part of the loss has come to rounding, or to the
 # bottom of what cannot be fitted exactly.
@@ -28,16 +23,11 @@ _LEAST_GAIN = 1e-6
 def learn(
     examples: Examples,
     *,
-    n_heads: int,
-    bias: bool,
-    causal: bool,
-    head_dim: int | None,
-    seed: int,
-    trace: Trace,
     memory: int = 30,
     steps: int = 5_000,
     starts: int = 5,
     goal: float = 1e-24,
+    **asked: Unpack[Asked],
 ) -> Solution:
     """Fit a layer with optax's L-BFGS and its line search, keeping `memory` gradient differences.
 
@@ -58,22 +48,12 @@ def learn(
             stage="lbfgs",
             start=start,
             steps=steps,
+            goal=goal,
             least_gain=_LEAST_GAIN,
         )
 
-    return best_of_starts(
-        descend,
-        examples,
-        n_heads=n_heads,
-        bias=bias,
-        causal=causal,
-        head_dim=head_dim,
-        seed=seed,
-        starts=starts,
-        goal=goal,
-        trace=trace,
-        settings={"method": "lbfgs", "memory": memory, "steps": steps, "goal": goal},
-    )
+    settings = {"method": "lbfgs", "memory": memory, "steps": steps, "goal": goal}
+    return best_of_starts(descend, examples, settings, starts=starts, **asked)
 
 
 @partial(jax.jit, static_argnames=("memory",))

@@ -10,7 +10,7 @@ m such heads; it is linear in Theta, and in (W_0, W_1, .., W_m, c), when the oth
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -30,19 +30,13 @@ from mhalearn.attention import (
     tangent,
     total,
 )
-from mhalearn.baselines import (
-    ENOUGH,
-    Candidate,
-    batches,
-    conclude,
-    hold_out,
-    relative_error,
-    student_rng,
-)
+from mhalearn.baselines.descent import Run
+from mhalearn.baselines.starts import ENOUGH, Asked, Candidate, conclude, prepare
+from mhalearn.baselines.student import student_rng
 from mhalearn.examples import Examples
 from mhalearn.journal import to_arrays
 from mhalearn.outcome import Solution, Trace
-from mhalearn.problem import make_problem
+from mhalearn.polish import relative_error
 from mhalearn.threads import one_lapack_thread
 
 # Norms of Theta_i tried when the student is read as a softmax layer, in units where a token's
@@ -59,15 +53,10 @@ _IDLE = 1e-3  # relative decrease of the objective over a block below which a st
 def learn(
     examples: Examples,
     *,
-    n_heads: int,
-    bias: bool,
-    causal: bool,
-    head_dim: int | None,
-    seed: int,
-    trace: Trace,
     sweeps: int = 200,
     starts: int = 3,
     ridge: float = 1e-6,
+    **asked: Unpack[Asked],
 ) -> Solution:
     """Fit a linear-attention student, then read it as a softmax layer.
 
@@ -85,60 +74,44 @@ def learn(
     Trust: the student is the limit of a softmax layer as logits vanish, and exact for none. Expect
     one head's direction and roughly the span of several, not a small error: a start for polish.
     """
-    limit = examples.counting_limit(n_heads, bias, head_dim)
-    training, held_out = hold_out(examples, seed, limit)
-    problem = make_problem(training, n_heads, bias=bias, causal=causal)
-    data = batches(problem, n_heads)
-    energy = problem.energy or 1.0
-    best: Candidate | None = None
-    finite = False
-
-    def offer(theta: NDArray[np.float64]) -> None:
-        nonlocal best
-        fit = devices.known(_fit_softmax(jnp.asarray(theta), data))
-        layer, loss = problem.layer(theta, np.asarray(fit.w)), float(fit.loss) / energy
-        candidate = Candidate(layer, relative_error(layer, held_out))
-        trace.keep(layer, loss)
-        if best is None or candidate.error < best.error:
-            best = candidate
-
+    head_dim, trace = asked["head_dim"], asked["trace"]
+    run, held_out = prepare(examples, asked)
+    d = run.problem.d
+    shape = (asked["n_heads"], run.problem.query_dim, d)
     with one_lapack_thread():
         # Uniform attention explains some labels by itself: zeros, for one.
-        offer(np.zeros((n_heads, problem.query_dim, problem.d)))
+        best, finite, first = _read(np.zeros(shape), run, held_out), False, 0
         known = trace.journal.recall_layer("starts", "start", "error", "finite")
-        first = 0
         if known is not None:
             layer, state = known
             best, finite, first = Candidate(layer, state["error"]), state["finite"], state["start"]
         for start in range(first, starts):
-            if best is not None and best.error <= ENOUGH:
+            if best.error <= ENOUGH:
                 break
-            rng = student_rng(seed, 2, start)
-            theta = rng.standard_normal((n_heads, problem.query_dim, problem.d)) / problem.d
-            found = fit_student(theta, data, energy, sweeps, ridge, trace, start=start)
+            rng = student_rng(asked["seed"], 2, start)
+            theta = rng.standard_normal(shape) / d
+            found = fit_student(
+                theta, run.data, float(run.energy), sweeps, ridge, trace, start=start
+            )
             if np.isfinite(found).all():
                 finite = True
-                heads = _choose_reading(found, data, head_dim, rng)
-                for norm in _NORMS:
-                    offer(at_norm(heads, norm, head_dim))
+                heads = _choose_reading(found, run.data, head_dim, rng)
+                read = (_read(at_norm(heads, norm, head_dim), run, held_out) for norm in _NORMS)
+                best = min(best, *read, key=lambda candidate: candidate.error)
             if trace.expired:
                 break
-            assert best is not None
             rest = {"start": start + 1, "error": best.error, "finite": finite}
             trace.journal.record("starts", to_arrays(best.layer) | rest, now=True)
-    assert best is not None
-    settings = {
-        "method": "linear",
-        "n_heads": n_heads,
-        "bias": bias,
-        "causal": causal,
-        "head_dim": head_dim,
-        "seed": seed,
-        "sweeps": sweeps,
-        "starts": starts,
-        "ridge": ridge,
-    }
-    return conclude(best, finite, trace, settings)
+    settings = {"method": "linear", "sweeps": sweeps, "starts": starts, "ridge": ridge}
+    return conclude(best, finite, asked, settings)
+
+
+def _read(theta: NDArray[np.float64], run: Run, held_out: Examples) -> Candidate:
+    """Attention with the projections that fit it best."""
+    fit = devices.known(_fit_softmax(jnp.asarray(theta), run.data))
+    layer = run.problem.layer(theta, np.asarray(fit.w))
+    run.trace.keep(layer, float(fit.loss) / float(run.energy))
+    return Candidate(layer, relative_error(layer, held_out))
 
 
 @jax.jit

@@ -406,6 +406,21 @@ def _is_ascending(chosen: NDArray[np.int64]) -> bool:
     return bool(np.all(chosen[1:] > chosen[:-1]))
 
 
+def as_examples(
+    x: ArrayLike | Examples, y: ArrayLike | None, lengths: ArrayLike | None = None
+) -> Examples:
+    """X and Y, or an Examples in place of both."""
+    if isinstance(x, Examples):
+        if y is not None or lengths is not None:
+            raise ValueError("pass either an Examples or X and Y, not both")
+        examples = x
+    elif y is None:
+        raise ValueError("Y is missing: pass X and Y, or an Examples")
+    else:
+        examples = Examples(x, y, lengths)
+    return examples
+
+
 def load_examples(path: str | Path) -> Examples:
     """Examples from a .safetensors or .npz file (arrays X, Y, lengths), or from a folder of shards.
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn import storage
+from mhalearn._version import __version__
 from mhalearn.examples.sources import Block, Source, check_examples
 from mhalearn.inputs import check_count, check_shape
 
@@ -52,7 +53,7 @@ def write_shards(
             "has_lengths": source.has_lengths,
             "shards": shards,
             "metadata": metadata,
-            "mhalearn_version": storage.mhalearn_version(),
+            "mhalearn_version": __version__,
         }
         text = json.dumps(index, indent=1, sort_keys=True) + "\n"
         storage.write_atomically(folder / INDEX, text.encode())

@@ -14,6 +14,8 @@ Hashes = NDArray[np.uint64]
 
 # Bytes of an example from which on it is worth a thread's while.
 _LARGE = 2**14
+# Sizes of tokens and labels whose squares and quotients stay far from overflow.
+_LEAST_SIZE, _MOST_SIZE = 1e-60, 1e60
 
 
 class Survey(NamedTuple):
@@ -41,6 +43,13 @@ def survey_blocks(blocks: Iterable[Block], n: int) -> Survey:
         largest_y = max(largest_y, float(block.y.max()), -float(block.y.min()))
         start = part.stop
     return Survey(hashes, input_hashes, largest_x, largest_y)
+
+
+def check_sizes(survey: Survey) -> None:
+    """Refuse entries that double precision cannot square."""
+    for name, size in (("X", survey.largest_x), ("Y", survey.largest_y)):
+        if size > 0 and not _LEAST_SIZE < size < _MOST_SIZE:
+            raise ValueError(f"the largest entry of {name} is {size:.2g}: rescale it to near one")
 
 
 def hash_block(block: Block) -> tuple[Hashes, Hashes]:

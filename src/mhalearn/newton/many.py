@@ -15,7 +15,15 @@ import optax
 from numpy.typing import NDArray
 
 from mhalearn._types import Array, Float
-from mhalearn.attention import Chunk, by_device, compiled, in_float64, in_one_chunk, total
+from mhalearn.attention import (
+    Chunk,
+    by_device,
+    compiled,
+    in_float64,
+    in_one_chunk,
+    in_single,
+    total,
+)
 from mhalearn.devices import known
 from mhalearn.examples import Examples
 from mhalearn.journal import generator_from, generator_words
@@ -23,13 +31,12 @@ from mhalearn.layer import AttentionLayer
 from mhalearn.narrow import (
     NarrowHeads,
     apply_heads,
-    in_single,
     merge_heads,
-    polish_heads,
     to_heads,
     to_layer,
     with_zeros,
 )
+from mhalearn.narrow_descent import polish_heads
 from mhalearn.newton.choice import Choice, split_for_choice
 from mhalearn.outcome import Outcome, Solution, Trace
 from mhalearn.problem import Problem, make_problem

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mhalearn import storage
+from mhalearn._version import __version__
 from mhalearn.layer import AttentionLayer
 
 # Settings that are arguments of the estimator, in its order.
@@ -99,7 +99,7 @@ def _sha256(*arrays: Any) -> str:
 
 
 def _versions() -> Rows:
-    found = [("mhalearn", storage.mhalearn_version()), ("Python", platform.python_version())]
+    found = [("mhalearn", __version__), ("Python", platform.python_version())]
     for package in ("jax", "jaxlib", "numpy", "scipy"):
         try:
             found.append((package, version(package)))

@@ -10,12 +10,10 @@ from markupsafe import Markup
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
-from numpy.typing import NDArray
 
+from mhalearn.layer import Float64
 from mhalearn.report.drawing import RULE, SERIES, STYLE, calm, log_ticks, svg
 from mhalearn.report.numbers import number, short
-
-Float64 = NDArray[np.float64]
 
 # Sign is hue, size is opacity: zero is the page itself, whatever its colour. Few levels keep the
 # rasters small.

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
 
-from mhalearn.layer import AttentionLayer
+from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.matching import Comparison, compare
 from mhalearn.report import figures
 from mhalearn.report.numbers import number
 
-Float64 = NDArray[np.float64]
 Panel = tuple[str, Markup]
 
 # Heads that are drawn, and that are listed: what keeps the file under 2 MB at any size.

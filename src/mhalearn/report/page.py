@@ -20,6 +20,7 @@ from mhalearn.report.descent import draw_descent, list_stages
 from mhalearn.report.heads import MOST_DRAWN, describe_heads, match_heads
 from mhalearn.report.numbers import number, typeset
 from mhalearn.report.phases import describe_phases
+from mhalearn.threads import one_lapack_thread
 
 _MOST_STAGES = 40
 # Inches of figures that span the page: on a desk, and on a telephone.
@@ -50,7 +51,9 @@ def write_report(
             f"cannot report on {type(run).__name__}: pass a Solution or a fitted AttentionRegressor"
         )
     storage.check_writable(path)
-    storage.write_atomically(path, render(solution, truth).encode())
+    with one_lapack_thread():  # for the heads' singular values
+        page = render(solution, truth)
+    storage.write_atomically(path, page.encode())
 
 
 def render(solution: Solution, truth: AttentionLayer | None = None) -> str:
