@@ -35,14 +35,17 @@ PAGE = Path(__file__).parent.parent / "docs" / "bench.md"
 COMMITTED = RESULTS / "bench.json"
 WORSE = 3  # the exit code
 # How a figure is compared with the committed one: what is still no worse? Times are those of the
-# same work in the same minutes, so a factor of two is more than a busy machine explains.
+# same work in the same minutes, so a factor of two is more than a busy machine explains. Of five
+# layers near the limit a slow machine may lose one; of fewer, easier ones none. Errors at rounding
+# vary by much, others hardly.
 SLACK: dict[str, Callable[[float, float], bool]] = {
     "times slower than newton": lambda new, old: new >= old / 2,
-    "recovered": lambda new, old: new >= old - 1,
-    "learned": lambda new, old: new >= old - 1,
+    "arrived": lambda new, old: new >= old,
+    "recovered": lambda new, old: new >= old - 1 if old > 3 else new >= old,
+    "learned": lambda new, old: new >= old,
     "squared error over the bound": lambda new, old: new <= 1.5 * old,
-    "relative squared error": lambda new, old: new <= max(100 * old, 1e-20),
-    "largest parameter error": lambda new, old: new <= max(100 * old, 1e-12),
+    "relative squared error": lambda new, old: new <= max(1.5 * old, 1e-20),
+    "largest parameter error": lambda new, old: new <= max(1.5 * old, 1e-12),
 }
 Figures = list[Record]
 
@@ -84,6 +87,9 @@ def speed(ledger: Ledger) -> Figures:
             found.append(
                 figure("speed", what, "times slower than newton", ratios[name], None, more)
             )
+            if name == "newton":
+                arrived = sum(map(has_arrived, best.rows))
+                found.append(figure("speed", what, "arrived", arrived, len(best.rows)))
     return found
 
 
@@ -245,14 +251,16 @@ SUITES = {
 # The guard
 
 
-def worse(figures: Figures, committed: Figures) -> list[str]:
-    """What got worse by more than its slack; a figure that is gone is worse too."""
+def worse(figures: Figures, committed: Figures, suites: set[str]) -> list[str]:
+    """What got worse by more than its slack; a figure that is gone is worse too.
+
+    Suites that were not run are left out.
+    """
     known = {(one["suite"], one["what"], one["kind"]): one["value"] for one in figures}
-    suites = {one["suite"] for one in figures}
     said = []
     for one in committed:
         name = one["suite"], one["what"], one["kind"]
-        if one["suite"] not in suites or one["value"] is None or not one["guarded"]:
+        if one["suite"] not in suites or not one["guarded"]:
             continue
         new = known.get(name)
         if new is None or not SLACK[one["kind"]](new, one["value"]):
@@ -260,10 +268,15 @@ def worse(figures: Figures, committed: Figures) -> list[str]:
     return said
 
 
-def judge(figures: Figures) -> list[str]:
+def judge(figures: Figures, names: list[str]) -> list[str]:
+    """What is worse in the suites of these names; in all suites, one that is gone counts too."""
     if not COMMITTED.exists():
         return ["no figures are committed to compare with: run all suites with --record"]
-    return worse(figures, json.loads(COMMITTED.read_text())["figures"])
+    committed = json.loads(COMMITTED.read_text())["figures"]
+    suites = {suite_name(SUITES[name]) for name in names}
+    if set(names) == set(SUITES):
+        suites |= {one["suite"] for one in committed}
+    return worse(figures, committed, suites)
 
 
 # The page
@@ -293,12 +306,17 @@ def show(value: float | None, of: int | None = None) -> str:
 def page(figures: Figures, machine: str) -> str:
     text = (
         "# The comparison\n\nWritten by `benchmarks/bench.py` (`make bench`), on " + machine + ". "
-        "In a table all methods have the same examples and the same seconds; peers speak with the "
-        "best of their settings, and failures stay in. A run that has to compile is made again "
-        "and only that counts.\n"
+        "In a table all methods have the same examples and the same seconds, but for the step a "
+        "method is in when they are over. In the first table peers speak with the best of several "
+        "settings, in the others each setting has its line. Failures stay in. A run that has to "
+        "compile is made again and only that counts.\n"
     )
     for suite in SUITES.values():
-        rows = [one for one in figures if one["suite"] == suite_name(suite)]
+        rows = [
+            one
+            for one in figures
+            if one["suite"] == suite_name(suite) and one["kind"] != "arrived"  # in its own column
+        ]
         if rows:
             said = " ".join((suite.__doc__ or "").split())
             text += f"\n## {suite_name(suite).capitalize()}\n\n{said}\n\n"
@@ -332,11 +350,15 @@ def main(words: list[str] | None = None) -> int:
     (options.folder / "bench.json").write_text(content)
     (options.folder / "bench.md").write_text(text)
     console.print(text, markup=False)
+    failed = [one["what"] for one in figures if one["guarded"] and one["value"] is None]
+    if options.record and failed:
+        console.print(f"not recorded, these failed: {', '.join(failed)}", style="red", markup=False)
+        return WORSE
     if options.record:
         COMMITTED.write_text(content)
         PAGE.write_text(text)
         return 0
-    said = judge(figures)
+    said = judge(figures, options.suites)
     for line in said:
         console.print(f"WORSE: {line}", style="red", markup=False)
     return WORSE if said else 0

@@ -27,24 +27,27 @@ def test_figures_that_got_worse_or_went_missing_are_named(bench):
             bench.figure("near the limit", "b", "recovered", count, 5),
         ]
 
-    committed = figures(9.0, 5)
-    assert bench.worse(figures(5.0, 4), committed) == []
-    assert len(bench.worse(figures(4.0, 3), committed)) == 2
-    assert bench.worse(figures(float("inf"), 5)[:1], committed) != []
-    gone = bench.worse([bench.figure("speed", "c", "times slower than newton", 9.0)], committed)
-    assert "failed" in gone[0]
-    assert bench.worse(figures(9.0, 5)[1:], committed) == []  # that suite was not run
+    committed, both = figures(9.0, 5), {"speed", "near the limit"}
+    assert bench.worse(figures(5.0, 4), committed, both) == []
+    assert len(bench.worse(figures(4.0, 3), committed, both)) == 2
+    assert bench.worse(figures(float("inf"), 5), committed, both) != []
+    other = [bench.figure("speed", "c", "times slower than newton", 9.0)]
+    assert "failed" in bench.worse(other, committed, {"speed"})[0]
+    assert "failed" in bench.worse(figures(9.0, 5)[1:], committed, both)[0]
+    assert bench.worse(figures(9.0, 5)[1:], committed, {"near the limit"}) == []  # one was not run
 
 
 def test_every_kind_of_figure_can_be_worse_and_what_peers_do_cannot(bench):
-    the_more_the_better = "times slower than newton", "recovered", "learned"
+    the_more_the_better = "times slower than newton", "arrived", "recovered", "learned"
     for kind in bench.SLACK:
-        good, bad = (99.0, 0.0) if kind in the_more_the_better else (1e-15, 9.0)
-        committed = [bench.figure("a suite", "a case", kind, good)]
-        assert bench.worse(committed, committed) == []
-        assert bench.worse([bench.figure("a suite", "a case", kind, bad)], committed), kind
+        more = kind in the_more_the_better
+        for good, bad in [(99.0, 0.0), (2.0, 0.9)] if more else [(1e-15, 9.0), (0.3, 0.5)]:
+            committed = [bench.figure("a suite", "a case", kind, good)]
+            assert bench.worse(committed, committed, {"a suite"}) == []
+            found = [bench.figure("a suite", "a case", kind, bad)]
+            assert bench.worse(found, committed, {"a suite"}), kind
     peers = [bench.figure("a", "a case", "recovered", n, 5, "", guarded=False) for n in (5, 0)]
-    assert bench.worse(peers[1:], peers[:1]) == []
+    assert bench.worse(peers[1:], peers[:1], {"a"}) == []
 
 
 def test_the_command_ends_with_3_when_the_solver_got_worse(bench, tmp_path, monkeypatch, capsys):
@@ -77,6 +80,11 @@ def test_the_command_ends_with_3_when_the_solver_got_worse(bench, tmp_path, monk
     assert json.loads((tmp_path / "committed.json").read_text())["figures"][0]["value"] == 9.0
     with pytest.raises(SystemExit):
         bench.main(["one", *call, "--record"])
+    ratio = float("inf")
+    assert bench.main([*call, "--record"]) == 3, "a failure is nothing to commit to"
+    ratio = 9.0
+    monkeypatch.delitem(bench.SUITES, "two")
+    assert bench.main(call) == 3, "a suite is gone"
 
 
 def test_the_page_shows_every_figure_and_every_failure(bench):
