@@ -57,7 +57,8 @@ layers. *Pairwise bound*: min(class, 1 / largest correlation), a lower bound on 
 dimension from the worst pair; a learner that sees averages only must ask about that many times
 the square of its tolerance. For so small d this says little in itself: what it is a finite
 instance of is that no two of binomial(d - 1, m) secrets, of the order of d^m, are correlated. Of
-random layers the worst pair decides the column.
+random layers the worst pair decides the column, and it speaks of correlations with the labels only:
+their labels have more than two values.
 
 | family | m | d | few bits | m - 1 bits | two layers | class | pairwise bound | d^m |
 |---|---|---|---|---|---|---|---|---|
@@ -83,12 +84,13 @@ Secrets learned within the budget; seconds spent for each that was learned; and 
 of examples of those. Where none of n was learned the chance of success is at most 1 - 0.05^(1/n),
 with 95 % confidence, and the seconds of a try over that chance are what is printed, after a >.
 Each learner gets 16 times the counting limit of examples and, if that fails, 128 times, on two
-cores and with {budgets} seconds a fit (d = {widths}). Sculpt looks at its clock between long
-steps, overruns where it works, and gives parities up by itself within seconds. What is timed is
-learning alone, compiled before: certificates are not counted. Learned means relative squared
-error at most 0.01 on fresh inputs, and that the secret's coordinates are those that move the
-outputs most. (Two-token layers have exact twins, so heads are not compared.) To ignore the secret
-leaves one half.
+cores and with {budgets} seconds a fit (d = {widths}). Learners look at the clock between steps; a
+try took at most {overruns} times what it was given. Sculpt gives parities up by itself within
+seconds; on random layers of d = 32 it was run on a few only, as the counts say. What is timed is
+learning alone, compiled before: certificates are not counted. Learned means relative squared error
+at most 0.01 on fresh inputs, and that the secret's coordinates are those that move the outputs
+most. (Two-token layers have exact twins, so heads are not compared.) To ignore the secret leaves
+one half.
 
 ![Seconds a success and errors against the number of heads](images/hard_curve.svg)
 
@@ -97,9 +99,11 @@ leaves one half.
 """
 
 GROWTH = """
-How the seconds of a success grow with each head: least squares in the logarithm, where lower bounds
-count only if the fit would lie below them; > is the flattest line that costs and bounds allow. The
-budget limits what can be seen: with ten failures no bound exceeds four times the seconds of a try.
+How the seconds of a success grow with each head: least squares in the logarithm of the known costs.
+Where a lower bound lies above that line, the flattest line that fits as well is told, after a >,
+rounded down; left out where even a fall would fit. Known costs are estimates from ten layers, and
+several bounds of 95 % do not hold together with 95 %. The budget limits what can be seen: with ten
+failures no bound exceeds four times the seconds of a try.
 
 | family | d | learner | factor a head |
 |---|---|---|---|
@@ -145,9 +149,9 @@ limit of examples.
 ## What is hard, for whom
 
 - *Proved*, for the closed form of the parities (and for correlations with the labels of sharp
-  layers): learners that see only averages up to a tolerance, such as moment methods, need
-  d^{{Omega(m)}} queries or a tolerance of d^{{-Omega(m)}}. The last digits of a finitely sharp
-  layer tell more: queries that look at them are not bound by this.
+  layers), where m is small against d: learners that see only averages up to a tolerance, such as
+  moment methods, need d^{{Omega(m)}} queries or a tolerance of d^{{-Omega(m)}}. The last digits of
+  a finitely sharp layer tell more: queries that look at them are not bound by this.
 - *Not hard*: parities without noise, for whoever guesses the family. Hardness for statistical
   queries is not hardness for everybody.
 - *Assumed*: with label noise the parities are sparse parities with noise, conjectured to take time
@@ -199,6 +203,7 @@ def main() -> None:
     text += CURVE.format(
         budgets=", ".join(f"{seconds:g}" for _, seconds in budgets),
         widths=", ".join(str(d) for d, _ in budgets),
+        overruns=overruns(curve),
     )
     lines = sorted(
         summarise(curve),
@@ -219,7 +224,11 @@ def main() -> None:
     text += GROWTH
     for rate in growth(lines):
         family = "parity" if rate.family == "parity" else "random"
-        text += line(family, rate.d, rate.method, f"{'> ' * rate.at_least}{rate.factor:.1f}")
+        factor = f"{rate.factor:.1f}"
+        if rate.at_least:
+            factor = f"> {math.floor(10 * rate.factor) / 10}"
+        if not rate.at_least or rate.factor > 1:
+            text += line(family, rate.d, rate.method, factor)
     attacks = runs("hard_attacks")
     text += ATTACKS
     parts = [row for row in attacks if row["part"] == "parity"]
@@ -235,6 +244,17 @@ def main() -> None:
         seconds = statistics.median(row["taken"] for row in rows)
         text += line(*key, f"{broken}/{len(rows)}", f"{work:.0f}", f"{seconds:.2g}")
     OUT.write_text(text + END.format(dial=dial_words()))
+
+
+def overruns(curve: list[dict]) -> str:
+    """How far over its seconds each learner went, at most."""
+    most = {}
+    for row in curve:
+        shape = row["n_heads"], row["d"]
+        last = max(r["examples"] for r in curve if (r["n_heads"], r["d"]) == shape)
+        given = row["budget"] * (2 if row["examples"] == last else 1)
+        most[row["method"]] = max(most.get(row["method"], 0.0), row["seconds"] / given)
+    return ", ".join(f"{most[name]:.1f} ({name})" for name in sorted(most))
 
 
 def dial_words() -> str:

@@ -147,7 +147,9 @@ def test_a_stopped_run_reports_what_it_has(page):
     with page.expect_popup() as opened:
         page.get_by_role("link", name="Open the report").click()
     report = opened.value
-    expect(report.get_by_role("heading", name="Time was up before the run")).to_be_visible()
+    expect(
+        report.get_by_role("heading", name="The run was stopped before it had ended")
+    ).to_be_visible()
     expect(report.get_by_text("Stopped by hand; this is the best layer")).to_be_visible()
     report.close()
 

@@ -410,6 +410,42 @@ def test_with_two_tokens_a_function_is_recovered_and_said_to_be_one():
     assert "other heads can make the same one" in estimator.solution_.reason
 
 
+@pytest.mark.parametrize(
+    ("share", "apart", "labels"), [(0.05, 3e-7, np.float32), (1e-4, 2e-9, np.float64)]
+)
+def test_nearly_symmetric_tokens_do_not_tell_a_weak_head_from_its_mirror_image(
+    share, apart, labels
+):
+    rng = np.random.default_rng(3)
+    layer = random_layer(2, 4, scale=2.0, seed=1)
+    layer = layer.replace(w=np.stack([layer.w[0], share * layer.w[1]]))
+    tokens = rng.standard_normal((400, 2, 4))
+    x = np.concatenate([tokens, -tokens], axis=1) + apart * rng.standard_normal((400, 4, 4))
+    estimator = AttentionRegressor(2, random_state=5).fit(x, layer(x).astype(labels))
+    assert estimator.outcome_ is Outcome.NOT_IDENTIFIED
+    assert not certify(layer, x[:200], layer(x[:200]).astype(labels)).recovered
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_heads_that_cancel_on_two_tokens_are_not_recovered(seed):
+    layer = random_layer(2, 4, scale=2.0, seed=1)
+    layer = layer.replace(w=np.stack([layer.w[0], -layer.w[0]]))
+    x = sample_inputs("boolean", 400, 2, 4, seed=1)
+    estimator = AttentionRegressor(2, random_state=seed).fit(x, layer(x))
+    assert estimator.outcome_ is Outcome.NOT_IDENTIFIED
+    assert "opposite sign in 2 of 2 heads" in estimator.solution_.reason
+
+
+def test_a_head_below_coarse_rounding_but_seen_is_missed_by_no_verdict():
+    """Its share is that of the rounding itself, which predicts how much may be left."""
+    layer = random_layer(3, 5, scale=2.0, seed=2)
+    layer = layer.replace(w=layer.w * np.array([1, 1, 5e-4])[:, None, None])
+    x = sample_inputs("boolean", 2000, 4, 5, seed=0)
+    estimator = AttentionRegressor(2).fit(x, layer(x).astype(np.float16))
+    assert estimator.outcome_ is FITTED
+    assert "one more head" in estimator.solution_.reason
+
+
 def test_the_noise_level_is_that_of_the_noise():
     estimator = learn(*noisy(1e-3))
     assert estimator.certificate_.noise_level == pytest.approx(1e-3 * SIZE, rel=0.15)

@@ -3,9 +3,10 @@
 Three statements, never mixed. (1) Distribution-free: with confidence 1 - delta, at least a fraction
 1 - eps of inputs has relative error at most t (Clopper & Pearson, from the count of exceedances).
 (2) Exactness: the residual, recomputed from scratch, is at the precision of the labels, the inputs
-leave no direction in parameter space open, and the residual leaves no parameter room to be another
-one; all together are `recovered`. (3) Under Gaussian label noise: the covariance of the estimate,
-sigma^2 (J^T J)^-1, hence intervals, to first order: near the counting limit they are too narrow.
+leave no direction in parameter space open, the residual leaves no parameter room to be another one,
+and no mirrored heads explain the labels; all together are `recovered`. (3) Under Gaussian label
+noise: the covariance of the estimate, sigma^2 (J^T J)^-1, hence intervals, to first order: near the
+counting limit they are too narrow.
 """
 
 import json
@@ -23,6 +24,7 @@ from mhalearn.layer import AttentionLayer, Float64
 from mhalearn.narrow import is_narrow
 from mhalearn.residuals import Residuals, measure_residuals
 from mhalearn.spectrum import Parameters, measure_spectrum
+from mhalearn.twins import find_twin
 
 # Relative error of an example that the distribution-free statement speaks about. Fixed here, before
 # any data are seen, as that statement needs.
@@ -118,9 +120,11 @@ def certify(
     width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
     freedom = measure_freedom(layer, inputs, head_dim, residuals, width)
     closed = freedom.null_dimension == 0 and freedom.bound is not None and freedom.bound <= RESOLVED
+    recovered = residuals.exact and closed
+    twin = find_twin(layer, inputs, residuals) if recovered else None
     return Certificate(
-        recovered=residuals.exact and closed,
-        reason=_reason(residuals, freedom, layer, head_dim),
+        recovered=recovered and twin is None,
+        reason=_reason(residuals, freedom, twin, layer, head_dim),
         relative_mse=residuals.root_relative**2,
         floor=residuals.floor,
         label_precision=residuals.precision,
@@ -250,7 +254,11 @@ def has_rank(layer: AttentionLayer, head_dim: int) -> bool:
 
 
 def _reason(
-    residuals: Residuals, freedom: Freedom, layer: AttentionLayer, head_dim: int | None
+    residuals: Residuals,
+    freedom: Freedom,
+    twin: tuple[int, ...] | None,
+    layer: AttentionLayer,
+    head_dim: int | None,
 ) -> str:
     """Why a layer is certified as recovered, or the first thing that stands against it."""
     error, floor = residuals.root_relative, residuals.floor
@@ -280,6 +288,12 @@ def _reason(
         return (
             f"the residual is at the precision of the {residuals.precision} labels, but leaves a "
             f"parameter room to be off by {bound:.2g} times the size of a head"
+        )
+    if twin is not None:
+        return (
+            "the residual is at the precision of the labels, but it still is with Theta and W of "
+            f"opposite sign in {len(twin)} of {layer.n_heads} heads: the inputs are too symmetric "
+            "to tell"
         )
     among = "" if head_dim is None else f", among layers with Theta of rank {head_dim}"
     if is_narrow(layer.n_heads, layer.d, head_dim):

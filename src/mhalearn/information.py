@@ -32,9 +32,9 @@ class Information:
         the order of their rows and, without bias, their sign.
     rows: how many rows ask something new. row_length: rows of an example, on average.
     others: for each of them that attention matters to, the distinct tokens it sees but one.
-    two_tokens: whether all rows see two tokens, each equally often. Then opposite attention
-        mirrors the mean token, mean(Theta) + mean(-Theta) = 2 mean(0), and other heads can make
-        the same function.
+    two_tokens: whether the tokens of all rows are symmetric about their mean, as two tokens are.
+        Then opposite attention mirrors the mean token, mean(Theta) + mean(-Theta) = 2 mean(0), and
+        other heads can make the same function.
     """
 
     group_of: NDArray[np.int64]

@@ -31,6 +31,7 @@ class Residuals:
     noise_level: float
     precision: str
     unit: float
+    rounding: float  # root_relative if nothing but the rounding of the labels is left
     floor: float
     exact: bool  # at the floor: as a whole, in every output column, and in every example
 
@@ -40,8 +41,10 @@ def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
     wrong: list[Float64] = []
     energy: list[Float64] = []
     own: list[Float64] = []
-    rows, columns = 0, np.zeros((3, examples.out_dim))
+    rows, columns, steps = 0, np.zeros((3, examples.out_dim)), 0.0
+    precision = label_precision(examples)
     for x, y, lengths in examples.chunks(1024):
+        steps += float(np.sum(np.spacing(np.abs(y).astype(precision.name)).astype(float) ** 2))
         for part, (each, of_columns) in layer.over_chunks(_residual_sums, x, lengths, y):
             count = part.stop - part.start
             for sums, found in zip((wrong, energy, own), each, strict=True):
@@ -49,7 +52,6 @@ def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
             columns += of_columns
         rows += int(lengths.sum())
     squared, labels, terms_of = np.concatenate(wrong), np.concatenate(energy), np.concatenate(own)
-    precision = label_precision(examples)
     # Where labels vanish, the error stands for itself.
     relative = np.sqrt(squared / np.where(labels > 0, labels, 1.0))
     whole = float(labels.sum()) or 1.0
@@ -74,6 +76,7 @@ def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
         noise_level=float(np.sqrt(squared.sum() / (rows * examples.out_dim))),
         precision=precision.name,
         unit=precision.unit,
+        rounding=math.sqrt(steps / 12 / whole),  # uniform within half a step either way
         floor=precision.floor,
         exact=exact,
     )

@@ -29,6 +29,8 @@ _NEARLY = 1e-2
 _AS_EXACT = 3.0
 # The floor of exact residuals allows this many times what rounding alone makes.
 _ROUNDING = 48.0
+# What is left by this factor more than rounding predicts is not rounding alone.
+_MORE = 1.1
 # Noise makes no example worse than the median by this factor; a corrupted label may.
 _ALIKE = 10.0
 
@@ -126,14 +128,17 @@ def _judge_exact(
     if information is not None and information.two_tokens:
         if evidence.fitted.k > 2 and int(evidence.fitted.arrays().lengths.max()) > 2:
             return Outcome.NOT_IDENTIFIED, (
-                "every row sees two tokens, each equally often, where opposite attention mirrors "
-                "the mean token: other heads make the same outputs here, and others elsewhere"
+                "the tokens of every row are symmetric about their mean, as two tokens are, and "
+                "opposite attention mirrors it: other heads make the same outputs here"
             )
         reason += "; as a function: with two tokens other heads can make the same one"
     doubt = _doubt(evidence, fitted, trace, seed)
     if doubt:
         return Outcome.FITTED, doubt
-    if fitted.precision != "float64" and fitted.root_relative > fitted.unit / 3:
+    if fitted.precision == "float64":
+        if fitted.root_relative > fitted.floor / _ROUNDING:
+            reason += "; a head as small as that would not be seen"
+    elif fitted.root_relative > _MORE * fitted.rounding:
         units = fitted.root_relative / fitted.unit
         reason += f"; what is left, {units:.1f} units in their last place, no test explains"
     return Outcome.RECOVERED, reason
@@ -142,11 +147,10 @@ def _judge_exact(
 def _doubt(evidence: Evidence, fitted: Residuals, trace: Trace, seed: int) -> str | None:
     """Why a residual at the floor of coarse labels may still be more than rounding, or None.
 
-    Rounding moves a label by at most half a unit in the last place, and in the root mean square by
-    less than a third of a unit. Black boxes that compute in their labels' precision err by more,
-    but not by something that one more head explains or that varies smoothly with the inputs.
+    Black boxes that compute in their labels' precision err by more than the rounding of labels, but
+    not by something that one more head explains or that varies smoothly with the inputs.
     """
-    if fitted.precision == "float64" or fitted.root_relative <= fitted.unit / 3:
+    if fitted.precision == "float64" or fitted.root_relative <= _MORE * fitted.rounding:
         return None
     error = f"the relative residual {fitted.root_relative:.2g} is more than the rounding of labels"
     gain = _gain_of_one_more(evidence, trace, seed)

@@ -19,9 +19,9 @@ from mhalearn.layer import Float64
 Bits = NDArray[np.uint8]
 # Secrets that are looked at together, and examples that reject most of them.
 _AT_ONCE, _FIRST = 2**16, 24
-# Equations beyond the unknowns that a solution must meet, and how often chance may pass (by
-# Hoeffding's inequality) for a secret.
-_SPARE, _CHANCE = 4, 1e-3
+# How often chance may pass for a secret: by Hoeffding's inequality, or by as many equations beyond
+# the unknowns that a solution of all must meet. A subset has a few of those, to be rejected by.
+_CHANCE, _SPARE = 1e-3, 4
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def break_parity(
     equations, right = read_bits(examples, projection)
     count, unknowns = equations.shape
     found = eliminate(equations, right)
-    if found is not None and count >= unknowns + _SPARE:
+    if found is not None and count - unknowns >= math.log2(1 / _CHANCE):
         return Broken(np.concatenate([[0], found]).astype(np.int64), 1, examples.n)
     rng = np.random.default_rng([seed, 0x6F2])
     size = unknowns + _SPARE

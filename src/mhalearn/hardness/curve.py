@@ -167,7 +167,7 @@ def summarise(records: Iterable[dict[str, Any]]) -> list[Line]:
 
 @dataclass(frozen=True)
 class Growth:
-    """How seconds a success grow with each head: by this factor, or by more."""
+    """How seconds a success grow with each head: by this factor, or by at least it."""
 
     family: str
     d: int
@@ -177,11 +177,11 @@ class Growth:
 
 
 def growth(lines: Iterable[Line]) -> list[Growth]:
-    """Least squares in the logarithm. Lower bounds count only where the fit would lie below them,
-    and of the slopes that fit as well the smallest is told.
+    """Least squares in the logarithm of the known costs, which are estimates themselves.
 
-    Nothing is said where none but the most heads have a known cost: a larger one for fewer heads
-    would make the slope smaller.
+    Lower bounds count only where that line would lie below one. Then the flattest line that fits as
+    well is told, as the least that growth can be. Nothing is said where none but the most heads
+    have a known cost: a larger one for fewer heads would make the slope smaller.
     """
     groups: dict[tuple[str, int, str], list[Line]] = {}
     for line in lines:
@@ -193,16 +193,19 @@ def growth(lines: Iterable[Line]) -> list[Growth]:
         bounds = [line.at_least for line in own]
         if len(own) < 2 or bounds != sorted(bounds) or all(bounds):
             continue
-        slope = _slope([line.cell.n_heads for line in own], [line.seconds for line in own], bounds)
-        found.append(Growth(family, d, method, math.exp(slope), any(bounds)))
+        slope, at_least = _slope(
+            [line.cell.n_heads for line in own], [line.seconds for line in own], bounds
+        )
+        found.append(Growth(family, d, method, math.exp(slope), at_least))
     return found
 
 
-def _slope(heads: list[int], seconds: list[float], bounds: list[bool]) -> float:
-    """Of log seconds = a + b heads - s, with slacks s >= 0 for bounds and 0 for the others."""
+def _slope(heads: list[int], seconds: list[float], bounds: list[bool]) -> tuple[float, bool]:
+    """Of log seconds = a + b heads - s, with slacks s >= 0 for bounds and 0 for the others; and
+    whether a bound decides it."""
     slacks = -np.eye(len(heads))[:, np.flatnonzero(bounds)]
     rows = np.column_stack([np.ones(len(heads)), heads, slacks])
     price = 1e-4 * np.eye(1, rows.shape[1], 1)  # draws b down a little: of equal fits the flattest
     free = np.array([-np.inf, -np.inf] + [0.0] * slacks.shape[1])
     fit = lsq_linear(np.vstack([rows, price]), [*np.log(seconds), -1e-3], (free, np.inf))
-    return float(fit.x[1])
+    return float(fit.x[1]), bool(np.any(fit.x[2:] < 1e-3))

@@ -33,7 +33,7 @@ _HEADLINES = {
     Outcome.NOT_IDENTIFIED: ("The examples do not single out one layer", "fair"),
     Outcome.STUCK: ("No layer was found that explains the examples", "bad"),
     Outcome.TOO_FEW_EXAMPLES: ("There are too few examples to determine the layer", "bad"),
-    Outcome.TIME_LIMIT: ("Time was up before the run had ended", "fair"),
+    Outcome.TIME_LIMIT: ("The run was stopped before it had ended", "fair"),
     Outcome.NONFINITE: ("The solver diverged", "bad"),
 }
 
