@@ -116,6 +116,12 @@ def test_help_lists_the_commands_that_exist(mhalearn):
         assert f"mhalearn {name} " in out.split("Example", 1)[1]  # an example to copy
 
 
+@pytest.mark.parametrize("name", ["studio", "bench"])
+def test_help_shows_the_extra_in_its_brackets(mhalearn, name):
+    shown = " ".join(mhalearn(name, "--help")[1].split())
+    assert f"pip install '.[{name}]'" in shown
+
+
 def test_help_and_version_do_not_import_jax(environment):
     check = (
         "import sys\nfrom mhalearn.cli import run\n"
@@ -348,6 +354,32 @@ def test_bad_examples_are_refused_in_one_line(mhalearn, tmp_path):
     assert list(out.iterdir()) == []
 
 
+def test_the_folder_that_generate_wrote_is_not_what_to_learn_from(mhalearn, data):
+    result = mhalearn("learn", data)
+    assert_one_line(*result)
+    assert f"give {data / 'examples.safetensors'}" in result[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("parity", "--heads", "5"), "--heads 5: "),
+        (("parity", "--heads", "4", "--dim", "4"), "--heads 4 --dim 4: "),
+        (("rounding", "--modulus", "3"), "--modulus 3: "),
+    ],
+)
+def test_hard_speaks_of_its_options(mhalearn, arguments, said, tmp_path):
+    result = mhalearn("hard", *arguments, "--out", tmp_path / "x")
+    assert_one_line(*result)
+    assert said in result[2]
+
+
+def test_hard_says_that_learning_is_expected_to_fail(mhalearn, tmp_path):
+    out = mhalearn("hard", "parity", "--dim", "6", "--examples", "20", "--out", tmp_path)[1]
+    assert "--heads 4 --max-seconds 60" in out
+    assert "expect" in out.partition("next")[2]
+
+
 def test_bad_layers_are_refused_in_one_line(mhalearn, data, tmp_path):
     storage.write_tensors(
         tmp_path / "half.safetensors", {"theta": np.zeros((2, 6, 6))}, {"kind": "layer"}
@@ -363,7 +395,7 @@ def test_outputs_are_checked_before_any_work(mhalearn, data, tmp_path, monkeypat
     monkeypatch.setattr(learn, "fit", lambda *_: pytest.fail("the work began"))
     examples = tmp_path / "examples.safetensors"
     examples.write_bytes((data / "examples.safetensors").read_bytes())
-    missing, twice = tmp_path / "missing" / "file", tmp_path / "twice"
+    missing, twice = (tmp_path / f"{name}.safetensors" for name in ("missing/file", "twice"))
     for options in (
         ("--out", missing),
         ("--report", missing),
@@ -372,6 +404,8 @@ def test_outputs_are_checked_before_any_work(mhalearn, data, tmp_path, monkeypat
         ("--out", twice, "--report", twice),
         ("--out", examples),
         ("--report", examples),
+        ("--out", tmp_path / "layer.pt"),
+        ("--out", tmp_path / "layer"),
     ):
         assert_one_line(*mhalearn("learn", examples, *options))
     assert list(tmp_path.iterdir()) == [examples]
@@ -405,6 +439,17 @@ def test_certify_refuses_the_examples_learned_from(mhalearn, learned, data):
     assert_one_line(
         *mhalearn("certify", learned / "layer.safetensors", data / "examples.safetensors")
     )
+
+
+def test_certify_says_that_a_layer_made_the_labels_itself(mhalearn, data, learned):
+    examples = data / "examples.safetensors"
+    code, out, _ = mhalearn("certify", data / "layer.safetensors", examples)
+    assert code == 0
+    assert "this very layer made these labels" in out
+    out = mhalearn("certify", data / "layer.safetensors", examples, "--json")[1]
+    assert json.loads(out)["labelled_by_this_layer"] is True
+    out = mhalearn("certify", learned / "layer.safetensors", data / "fresh.safetensors")[1]
+    assert "this very layer" not in out
 
 
 def test_certify_of_another_layer_is_exit_code_3(mhalearn, data, tmp_path):

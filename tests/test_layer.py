@@ -281,7 +281,11 @@ def test_wrong_parameters_are_refused(arguments, words):
 @pytest.mark.parametrize(
     ("x", "lengths", "words"),
     [
-        (np.ones((4, 3)), None, "expected 3 axes"),
+        (
+            np.ones((4, 3)),
+            None,
+            r"expected 3 axes \(examples, tokens, features\), got 2; .*X\[None\]",
+        ),
         (np.ones((4, 1, 3)), None, "k >= 2"),
         (np.ones((0, 2, 3)), None, "empty"),
         (np.ones((4, 2, 5)), None, "5 features"),

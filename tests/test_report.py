@@ -157,6 +157,14 @@ def test_the_truth_is_drawn_beside_its_match():
     assert all(value == "0" or re.search(r"10⁻¹[³⁴⁵⁶⁷⁸⁹]$", value) for value in largest)
 
 
+def test_runs_and_certificates_are_short_to_print(certificate):
+    solution, _ = learned(certificate=certificate)
+    assert "RECOVERED" in repr(solution)
+    assert certificate.statement in repr(certificate)
+    assert len(repr(solution)) < 400
+    assert len(repr(certificate)) < 800
+
+
 def test_a_truth_with_other_heads_is_said_and_not_subtracted():
     solution, _ = learned()
     said = Page(render(solution, mha.random_layer(n_heads=3, d=6, seed=0))).text
@@ -285,6 +293,10 @@ def test_the_phases_are_told_in_the_papers_numbering_and_drawn():
     page = Page(text)
     assert "The paper's phases" in page.text
     assert "(kd)m = 324" in page.text  # (3 x 6)^2
+    alone = f"The phases alone came to a relative squared error of {number(1e-4)}"
+    assert f"{alone}." in page.text
+    polished = [*trace, Event("polish", 0, 1e-30, 9.0)]
+    assert describe_phases(polished).alone == f"{alone}; the rest was done by polish."
     assert len(page.ids) == len(set(page.ids))
     assert text.count("<svg ") == text.count('role="img"') == 2 * 2 * 4 + 2 * 2 + 2 * 4
     assert len(text) < 2_000_000

@@ -58,6 +58,13 @@ class Certificate:
     statement: str
     refitted: bool = False  # fitted to all examples after it was certified
 
+    def __repr__(self) -> str:
+        """Short: the arrays would fill the screen."""
+        return (
+            f"Certificate(recovered={self.recovered}, relative_mse={self.relative_mse:.2g}, "
+            f"n_examples={self.n_examples}, reason={self.reason!r}, statement={self.statement!r})"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Numbers and words ready for JSON; arrays are summarised."""
         plain = {
@@ -298,7 +305,8 @@ def _reason(
     among = "" if head_dim is None else f", among layers with Theta of rank {head_dim}"
     if is_narrow(layer.n_heads, layer.d, head_dim):
         among = f", among layers with Theta and W of rank {head_dim}"
+    every = "its one head" if layer.n_heads == 1 else f"all {layer.n_heads} heads"
     return (
         f"the relative residual {error:.2g} is at the precision of the {residuals.precision} "
-        f"labels and the inputs determine all {layer.n_heads} heads{among}"
+        f"labels and the inputs determine {every}{among}"
     )

@@ -5,6 +5,7 @@ F(X) = sum_i softmax(X Theta_i X^T + 1 (X v_i)^T) X W_i + 1 c^T
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,16 @@ def load_layer(path: str | Path) -> AttentionLayer:
         raise ValueError(f"{storage.show(path)}: {error}") from None
 
 
+def parameters_hash(layer: AttentionLayer) -> str:
+    """SHA-256 of the parameters as 64-bit floats."""
+    parts = (layer.theta, layer.w, layer.key_vector, layer.out_bias)
+    digest = hashlib.sha256()
+    for part in parts:
+        if part is not None:
+            digest.update(np.ascontiguousarray(part, "<f8").tobytes())
+    return digest.hexdigest()
+
+
 def group_heads(apart: Float64, sizes: Float64, near: float) -> list[list[int]]:
     """Heads whose distance `apart` from the largest of a group is at most `near`, largest first."""
     groups: list[list[int]] = []
@@ -263,7 +274,7 @@ def check_inputs(
     x: ArrayLike, d: int | None = None, lengths: ArrayLike | None = None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Validate X (n, k, d) and its lengths at the boundary; the dtype is kept."""
-    array = check_array("X", x, 3)
+    array = check_array("X", x, 3, "(examples, tokens, features)")
     n, k, width = array.shape
     if n == 0 or width == 0:
         raise ValueError(f"X has shape {array.shape}: it is empty; pass at least one example")
@@ -283,8 +294,11 @@ def check_inputs(
     return array, sizes.astype(np.int64)
 
 
-def check_array(name: str, value: ArrayLike, ndim: int) -> NDArray[Any]:
-    """A finite real numeric array of the given rank, or a ValueError that says what to change."""
+def check_array(name: str, value: ArrayLike, ndim: int, axes: str = "") -> NDArray[Any]:
+    """A finite real numeric array of the given rank, or a ValueError that says what to change.
+
+    axes: their names in words, where the array holds examples.
+    """
     try:
         array = np.asarray(value)
     except (ValueError, TypeError):
@@ -297,7 +311,11 @@ def check_array(name: str, value: ArrayLike, ndim: int) -> NDArray[Any]:
             raise ValueError(f"{name} has dtype {array.dtype}: pass real numbers (int or float)")
         array = array.astype(np.float32)
     if array.ndim != ndim:
-        raise ValueError(f"{name} has shape {array.shape}: expected {ndim} axes, got {array.ndim}")
+        one = f"; for one example pass {name}[None]" if axes and array.ndim == ndim - 1 else ""
+        raise ValueError(
+            f"{name} has shape {array.shape}: expected {ndim} axes{axes and f' {axes}'}, "
+            f"got {array.ndim}{one}"
+        )
     if not np.all(np.isfinite(array)):
         bad = int(array.size - np.isfinite(array).sum())
         raise ValueError(f"{name} has {bad} NaN or infinite entries: remove or replace them")

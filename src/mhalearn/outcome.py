@@ -141,3 +141,10 @@ class Solution:
     certificate: Any = None  # a Certificate, once certified
     settings: dict[str, Any] = field(default_factory=dict)  # what is needed to run it again
     loss: float = float("nan")  # on the examples that chose the layer
+
+    def __repr__(self) -> str:
+        """Short: a trace may have thousands of events."""
+        return (
+            f"Solution({self.outcome.name}, reason={self.reason!r}, layer={self.layer!r}, "
+            f"{len(self.trace)} events)"
+        )

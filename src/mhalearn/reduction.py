@@ -42,7 +42,7 @@ def reduce_heads(
             trace.emit(
                 "reduction",
                 loss=smaller_loss,
-                detail=f"{smaller.n_heads} heads explain what {layer.n_heads} did",
+                detail=f"{smaller.n_heads} of {layer.n_heads} heads explain as much",
             )
             return smaller, smaller_loss
     return layer.canonical(tolerance=0.0), loss

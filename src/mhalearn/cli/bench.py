@@ -16,7 +16,7 @@ _SCRIPT = Path("benchmarks") / "bench.py"
 
 @commands.command(
     epilog="Examples:\n\n  mhalearn bench\n\n  mhalearn bench speed noise\n\n"
-    "Needs a clone of the source, and pip install 'mhalearn[bench]'."
+    "Needs a clone of the source, and in it pip install '.\\[bench]'."
 )
 @guarded
 def bench(
@@ -37,5 +37,5 @@ def bench(
             f"{_SCRIPT} is not here: the comparison comes with the source; run it in a clone"
         )
     if importlib.util.find_spec("optimistix") is None:
-        raise ValueError("optimistix is missing: pip install 'mhalearn[bench]'")
+        raise ValueError("optimistix is missing: pip install '.[bench]'")
     return subprocess.run([sys.executable, str(_SCRIPT), *(names or [])]).returncode

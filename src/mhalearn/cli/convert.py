@@ -11,7 +11,7 @@ import typer
 
 from mhalearn.cli.ending import Exit, guarded
 from mhalearn.cli.options import Json, LayerFile
-from mhalearn.cli.output import print_facts, print_json
+from mhalearn.cli.output import print_facts, print_json, say_heads
 
 if TYPE_CHECKING:
     from mhalearn.layer import AttentionLayer
@@ -164,4 +164,4 @@ def _tell(layer: AttentionLayer, out: Path, as_json: bool) -> None:
         )
     else:
         kind = "causal" * layer.causal or "not causal"
-        print_facts({"layer": f"{layer.n_heads} heads, d = {layer.d}, {kind}: {out}"})
+        print_facts({"layer": f"{say_heads(layer.n_heads)}, d = {layer.d}, {kind}: {out}"})

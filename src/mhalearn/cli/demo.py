@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -44,8 +45,10 @@ def demo(out: Folder = Path("demo"), as_json: Json = False) -> int:
     fresh = draw(truth, "boolean", _FRESH, _TOKENS, seed=1)
     certificate = mha.certify(solution.layer, fresh, learned_from=examples)
     comparison = mha.compare(solution.layer, truth)
-    settings = solution.settings | {"command": "mhalearn demo"}
-    solution = dataclasses.replace(solution, certificate=certificate, settings=settings)
+    changes: dict[str, Any] = {"settings": solution.settings | {"command": "mhalearn demo"}}
+    if solution.outcome is mha.Outcome.RECOVERED:  # the certificate below is on fresh ones
+        changes["reason"] = f"on held-out examples {solution.reason}"
+    solution = dataclasses.replace(solution, certificate=certificate, **changes)
     mha.write_report(solution, paths["report"], truth=truth)
     recovered = (
         solution.outcome is mha.Outcome.RECOVERED

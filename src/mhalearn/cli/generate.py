@@ -11,7 +11,7 @@ import typer
 
 from mhalearn.cli.ending import Exit, guarded
 from mhalearn.cli.options import Count, Folder, Json, Noise, Seed, make_folder
-from mhalearn.cli.output import print_facts, print_json, times
+from mhalearn.cli.output import print_facts, print_json, say_heads, times
 
 if TYPE_CHECKING:
     from mhalearn.examples import Examples
@@ -83,7 +83,7 @@ def generate(
         flags = " --bias" * bias + " --causal" * teacher.causal
         print_facts(
             {
-                "layer": f"{teacher.n_heads} heads, d = {teacher.d}: {paths['layer']}",
+                "layer": f"{say_heads(teacher.n_heads)}, d = {teacher.d}: {paths['layer']}",
                 "examples": f"{examples} of {tokens} tokens, {times(examples, limit)}: "
                 f"{paths['examples']}",
                 "next": f"mhalearn learn {paths['examples']} --heads {teacher.n_heads}{flags}",
@@ -95,13 +95,16 @@ def generate(
 def draw(
     layer: AttentionLayer, inputs: str, n: int, tokens: int, seed: int, noise: float = 0.0
 ) -> Examples:
-    """Examples of a layer, in memory."""
+    """Examples of a layer, in memory; they remember which, for `certify` to tell."""
     import mhalearn as mha
+    from mhalearn.layer import parameters_hash
 
     drawn = mha.Examples.from_callable(
         layer, inputs, n=n, k=tokens, d=layer.d, seed=seed, noise=noise
     )
-    return drawn.subset(slice(None))
+    drawn = drawn.subset(slice(None))
+    drawn.metadata["labelled_by"] = parameters_hash(layer)
+    return drawn
 
 
 def _random(recipe: dict[str, Any], seed: int) -> AttentionLayer:

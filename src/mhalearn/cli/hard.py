@@ -184,11 +184,25 @@ def _integers(option: str, text: str) -> list[int]:
         raise ValueError(f"{option} {text}: give integers between commas, such as 2,4,6") from None
 
 
+def _check_recipe(family: str, recipe: dict[str, Any]) -> None:
+    """In the command's own words, what the library would refuse in those of its parameters."""
+    heads, dim, modulus = recipe["n_heads"], recipe["d"], recipe.get("modulus")
+    if heads % 2:
+        raise ValueError(f"--heads {heads}: heads cancel in pairs; give an even number")
+    if family == "parity" and dim < heads + 1:
+        raise ValueError(
+            f"--heads {heads} --dim {dim}: a parity of {heads} bits needs --dim {heads + 1} or more"
+        )
+    if modulus is not None and modulus % 2:
+        raise ValueError(f"--modulus {modulus}: half periods are integers; give an even number")
+
+
 def _write(
     family: str, recipe: dict[str, Any], out: Path, n: int, noise: float, as_json: bool
 ) -> int:
     import mhalearn as mha
 
+    _check_recipe(family, recipe)
     layer, secret = mha.hard_layer(family, **recipe)
     drawn = draw(layer, "boolean", n, 2, recipe["seed"], noise)
     names = ("layer.safetensors", "secret.safetensors", "examples.safetensors")
@@ -210,7 +224,10 @@ def _write(
                 "layer": f"{layer.n_heads} heads, d = {layer.d}, two tokens: {paths['layer']}",
                 "secret": f"{secret.weights.tolist()}: {paths['secret']}",
                 "examples": f"{n}: {paths['examples']}",
-                "next": f"mhalearn learn {paths['examples']} --heads {layer.n_heads}",
+                "next": f"mhalearn learn {paths['examples']} --heads {layer.n_heads} "
+                "--max-seconds 60",
+                "expect": "that it fails: such layers are made to be hard; a larger --mix or a "
+                "smaller --sharpness makes them easier",
             }
         )
     return Exit.DONE

@@ -30,15 +30,18 @@ def certify(
 ) -> int:
     """State what is certain about a layer, from fresh examples."""
     import mhalearn as mha
+    from mhalearn.layer import parameters_hash
 
     if not 0 < delta < 1:
         raise ValueError(f"--delta {delta}: give a number between 0 and 1, such as 0.05")
     learned, data = mha.load_layer(layer), mha.load_examples(examples)
     use_compilation_cache()
     certificate = mha.certify(learned, data, delta=delta)
+    circular = data.metadata.get("labelled_by") == parameters_hash(learned)
     if as_json:
-        print_json(certificate.to_dict())
+        print_json(certificate.to_dict() | {"labelled_by_this_layer": circular})
     else:
+        beware = {"beware": "this very layer made these labels: that it fits them shows nothing"}
         print_verdict(
             "RECOVERED" if certificate.recovered else "NOT RECOVERED",
             certificate.reason,
@@ -46,7 +49,8 @@ def certify(
                 "relative error": f"{certificate.relative_mse:.1e} squared, "
                 f"{certificate.n_examples} examples",
                 "certificate": certificate.statement,
-            },
+            }
+            | (beware if circular else {}),
         )
     return Exit.DONE if certificate.recovered else Exit.NOT_RECOVERED
 

@@ -15,7 +15,7 @@ from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.ending import Exit, Stopped, guarded
 from mhalearn.cli.fit import fit
 from mhalearn.cli.options import Json, Seed, check_outputs
-from mhalearn.cli.output import print_json, print_verdict, times
+from mhalearn.cli.output import print_json, print_verdict, say_heads, times
 from mhalearn.cli.together import meet
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Learned(NamedTuple):
         limit = self.examples.counting_limit(heads, estimator.bias, estimator.head_dim)
         found = bool(estimator.layer_.w.any())  # a run may end before it has a layer
         facts = {
-            "layer": (f"{heads} heads, d = {d}: " if found else "zeros: ")
+            "layer": (f"{say_heads(heads)}, d = {d}: " if found else "zeros: ")
             + (str(self.out) if self.out else "not saved (add --out layer.safetensors)"),
             "examples": f"{n}: {times(n, limit)}",
         }

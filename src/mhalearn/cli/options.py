@@ -37,13 +37,21 @@ def make_folder(folder: Path, *names: str) -> dict[str, Path]:
 
 
 def check_outputs(examples: Path, **outputs: Path | None) -> None:
-    """Every output can be written, and none would overwrite another or the examples."""
+    """Every output can be written, and none would overwrite another or the examples.
+
+    A layer's file says by its name what it is: other programs go by that.
+    """
     from mhalearn import storage
 
     taken = {os.path.realpath(examples): "the examples"}
     for name, path in outputs.items():
         if path is None:
             continue
+        if name == "out" and path.suffix != ".safetensors":
+            raise ValueError(
+                f"--out {storage.show(path)}: name a file that ends in .safetensors; "
+                "for PyTorch, mhalearn export torch writes it as .pt afterwards"
+            )
         storage.check_writable(path)
         other = taken.setdefault(os.path.realpath(path), f"--{name}")
         if other != f"--{name}":

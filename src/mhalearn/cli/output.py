@@ -61,6 +61,10 @@ def print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     _show(table)
 
 
+def say_heads(n: int) -> str:
+    return f"{n} head{'s' * (n != 1)}"
+
+
 def times(n: int, limit: float) -> str:
     return f"{n / limit:.1f} times the counting limit of {limit:.1f}"
 

@@ -13,7 +13,8 @@ commands = typer.Typer()
 
 @commands.command(
     epilog="Example:\n\n  mhalearn studio --open\n\n"
-    "Needs pip install 'mhalearn[studio]'. Answers this machine only; Ctrl-C ends it and its runs."
+    "Needs pip install '.\\[studio]' in a clone. Answers this machine only; Ctrl-C ends it "
+    "and its runs."
 )
 @guarded
 def studio(
@@ -29,7 +30,9 @@ def studio(
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "anyio"):
             raise
         return say(
-            f"{error.name} is missing: pip install 'mhalearn[studio]'", Exit.BAD_INPUT, "studio"
+            f"{error.name} is missing: pip install 'mhalearn[studio]', in a clone '.[studio]'",
+            Exit.BAD_INPUT,
+            "studio",
         )
 
     def ready(address: str) -> None:

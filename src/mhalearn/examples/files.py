@@ -144,6 +144,11 @@ def open_shards(folder: Path) -> tuple[Shards, dict[str, Any]]:
     path = folder / INDEX
     shown = storage.show(path)
     if not os.path.lexists(path):
+        inside = folder / "examples.safetensors"
+        if inside.exists():  # what `mhalearn generate` wrote
+            raise ValueError(
+                f"{storage.show(folder)} is no folder of shards: give {storage.show(inside)}"
+            )
         raise ValueError(
             f"{shown} does not exist: this is no folder of shards, or writing it was cut short; "
             "save the examples again"

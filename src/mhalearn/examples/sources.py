@@ -225,7 +225,7 @@ def viewed(source: Source, chosen: NDArray[np.int64]) -> Source:
 
 def check_examples(x: ArrayLike, y: ArrayLike, lengths: ArrayLike | None) -> Block:
     tokens, sizes = check_inputs(x, None, lengths)
-    labels = check_array("Y", y, 3)
+    labels = check_array("Y", y, 3, "(examples, tokens, outputs)")
     if labels.shape[:2] != tokens.shape[:2] or labels.shape[2] == 0:
         n, k, _ = tokens.shape
         raise ValueError(

@@ -28,7 +28,7 @@ def choose_heads(
         tried = fit(m, patient)
         if m not in found or tried[1] < found[m][1]:
             found[m] = tried
-        trace.emit("head count", m, found[m][1], detail=f"{m} heads tried")
+        trace.emit("head count", m, found[m][1], detail=f"{m} head{'s' * (m != 1)} tried")
 
     def error(m: int) -> float:
         if m not in found:

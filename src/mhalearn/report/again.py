@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from mhalearn._version import __version__
-from mhalearn.layer import AttentionLayer
+from mhalearn.layer import AttentionLayer, parameters_hash
 
 # Settings that are arguments of the estimator, in its order.
 _ARGUMENTS = (
@@ -55,7 +55,7 @@ def describe_again(settings: Mapping[str, Any], layer: AttentionLayer) -> Again:
         ],
         hashes=[
             ("Examples learned from", _examples_hash(layer)),
-            ("Parameters of the layer", _parameters_hash(layer)),
+            ("Parameters of the layer", parameters_hash(layer)),
         ],
         versions=_versions(),
     )
@@ -83,19 +83,7 @@ def _said(value: Any) -> str:
 def _examples_hash(layer: AttentionLayer) -> str:
     """Of the hashes of the examples learned from, whatever their order."""
     seen = np.sort(layer.seen)
-    return _sha256(seen.astype("<u8")) if seen.size else "not recorded"
-
-
-def _parameters_hash(layer: AttentionLayer) -> str:
-    parts = (layer.theta, layer.w, layer.key_vector, layer.out_bias)
-    return _sha256(*(np.asarray(part, "<f8") for part in parts if part is not None))
-
-
-def _sha256(*arrays: Any) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    return hashlib.sha256(seen.astype("<u8").tobytes()).hexdigest() if seen.size else "not recorded"
 
 
 def _versions() -> Rows:

@@ -96,6 +96,7 @@ def render(solution: Solution, truth: AttentionLayer | None = None) -> str:
         most_drawn=MOST_DRAWN,
         thinned=figures.is_thinned(layer.theta[0]) or figures.is_thinned(layer.w[0]),
         phases=describe_phases(trace),
+        search=any(stage.name.startswith("round ") for stage in stages),
         stages=stages[-_MOST_STAGES:],
         stages_left_out=max(0, len(stages) - _MOST_STAGES),
         by_seconds=_both(lambda w, name: draw_descent(trace, "seconds", w, name), "by-seconds"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class Phase:
 class Section:
     theory: Data  # the theorem's figures and what was used; empty where not told
     phases: list[Phase]
+    alone: str  # how far the phases came before polish; empty where they did not end
 
 
 def describe_phases(trace: Sequence[Event]) -> Section | None:
@@ -105,7 +107,15 @@ def describe_phases(trace: Sequence[Event]) -> Section | None:
                 breakdown=next((e.detail for e in events if "broke_down" in e.data), ""),
             )
         )
-    return Section(_theory(trace, phases[-1].seconds), phases)
+    return Section(_theory(trace, phases[-1].seconds), phases, _alone(trace, results.get(6, [])))
+
+
+def _alone(trace: Sequence[Event], net: Sequence[Event]) -> str:
+    """The error that is the phases' own: what polish makes of it is not the paper's."""
+    if not net or not math.isfinite(net[-1].loss):
+        return ""
+    rest = "; the rest was done by polish" * any(event.stage == "polish" for event in trace)
+    return f"The phases alone came to a relative squared error of {number(net[-1].loss)}{rest}."
 
 
 def _by_round(events: Sequence[Event]) -> dict[int, Data]:

@@ -127,7 +127,8 @@ def learn(
     if error > _WORST_ERROR:
         reason = f"phase 6: net: its best candidate leaves {error:.2g} of the held-out labels"
         if isinstance(n_heads, str):
-            reason += f" with {layer.n_heads} heads: give n_heads if it is known"
+            heads = f"{layer.n_heads} head{'s' * (layer.n_heads != 1)}"
+            reason += f" with {heads}: give n_heads if it is known"
         return Solution(layer, Outcome.STUCK, trace.events, reason=reason)
     return Solution(layer, Outcome.FITTED, trace.events)
 
@@ -151,6 +152,7 @@ def run_phases(
     check_feasible(part, n_heads, trace)
     d = examples.d
 
+    # Phase 1: a crude sum of the projections.
     watch = _watcher("phase 1: crude sum", trace)
     crude = CrudeSum.from_arrays(
         trace.journal.once(
@@ -161,6 +163,7 @@ def run_phases(
     check_strength("phase 1: crude sum", crude.strength)
     total, width = crude.estimate, crude.label_rank
     check_crowd(n_heads if isinstance(n_heads, int) else 1, examples.k, width)
+    # Phase 2: rows on which all heads attend alike; their body is shaped where a round begins.
     rows = [certify(examples, total, _FIRST_ROWS * d**2, trace)]
     heads = n_heads if isinstance(n_heads, int) else 2
     shapes: list[BodyShape] = []
@@ -174,6 +177,7 @@ def run_phases(
                 tell_theory(examples, heads, trace)
             shape = _shape(rows[-1], heads, round_, trace)
         tell_shape(shape, round_ - 1, trace)
+        # Phase 3: the body's centre as a proxy, and a refined sum from rows it is sure of.
         watch = _watcher("phase 3: refined sum", trace)
         search = partial(large_margin_rows, examples, shape.proxy, _MARGIN_ROWS * d, watch=watch)
         ahead = _once(MarginRows, f"margin rows {round_}", search, trace)
@@ -184,6 +188,7 @@ def run_phases(
         check_strength("phase 3: refined sum", crude.strength * float(growth))
         total = refined.estimate
         check_rank(total, examples.k)
+        # Phase 4: the same rows again with the better sum, and a tighter body.
         rows.append(certify(examples, total, later_rows(heads) * d**2, trace, round_))
         shapes.append(shape)
         margins.append(ahead)
@@ -191,8 +196,10 @@ def run_phases(
     shape = _shape(rows[-1], heads, _ROUNDS + 1, trace)
     shapes.append(shape)
     tell_shape(shape, _ROUNDS, trace)
+    # Phase 5: the span of the attention matrices, from the body's wide directions.
     _check_time("phase 5: span", trace)
     body, angle = _check_span(rows[-1], shape, seed, trace)
+    # Phase 6: candidates in the span; examples set aside choose.
     _check_time("phase 6: net", trace)
     net = search_phase(part, shape, heads, seed, trace)
     return Phases(crude, tuple(rows), body, tuple(shapes), tuple(margins), tuple(sums), angle, net)

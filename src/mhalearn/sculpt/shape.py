@@ -1,4 +1,7 @@
-"""The body's shape by weighted least squares: its centre and the directions in which it is wide."""
+"""The body's shape by weighted least squares: its centre and the directions in which it is wide.
+
+Phases 2 and 4 shape the body, its centre is phase 3's proxy, its wide directions phase 5's span.
+"""
 
 from dataclasses import dataclass
 

@@ -54,7 +54,7 @@ class Wish:
 # Where to begin: each shows something else in seconds.
 PRESETS = {
     "Three heads": Wish(),
-    "The paper's phases": Wish(2, 12, 4, 6.0, examples=20_000, method="sculpt", seconds=120.0),
+    "The paper's phases": Wish(2, 8, 3, 4.0, examples=20_000, method="sculpt", seconds=120.0),
     "Adam instead": Wish(method="adam"),
     "How many heads?": Wish(heads=2, dim=8, examples=300, count_heads=True),
     "Noisy labels": Wish(heads=2, dim=8, noise=0.05, examples=200, seconds=120.0),

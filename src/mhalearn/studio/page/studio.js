@@ -158,6 +158,7 @@ function watch(run) {
 
 function state(run) {
   shown.running = run.running;
+  byId("run").classList.toggle("running", run.running);
   byId("state").textContent = word(run.state);
   document.querySelector(".verdict").className = `card verdict ${tones[run.state] ?? "bad"}`;
   byId("stop").hidden = !run.running;
@@ -201,10 +202,20 @@ const tell = {
     shown.worst = errors.includes(null) ? null : Math.max(...errors);
   },
   stage(message) { byId("now").textContent = message.name; },
-  ended(message) { byId("reason").textContent = `${sentence(message.explanation)} ${message.reason === message.explanation ? "" : sentence(message.reason)}`; },
+  ended(message) {
+    const reason = message.reason === message.explanation ? "" : sentence(message.reason);
+    byId("reason").textContent = [sentence(message.explanation), reason, phasesAlone()].filter(Boolean).join(" ");
+  },
   stopped(message) { byId("reason").textContent = sentence(message.reason); },
   failed(message) { byId("reason").textContent = sentence(message.reason); },
 };
+
+// What the paper's phases came to by themselves: polish is not part of them.
+function phasesAlone() {
+  const net = shown.stages.findLast((stage) => stage.stage === "phase 6: net" && stage.said);
+  const polished = shown.stages.some((stage) => stage.stage === "polish");
+  return net ? `Phases alone: residual ${say(net.error)}${polished ? "; the rest by polish" : ""}.` : "";
+}
 
 function hear(message) {
   tell[message.kind]?.(message);
