@@ -99,6 +99,14 @@ def test_the_page_shows_every_figure_and_every_failure(bench):
     assert "| parity | 2/3 |" in text
 
 
+def test_the_page_in_docs_is_that_of_the_committed_figures(bench):
+    committed = json.loads(bench.COMMITTED.read_text())
+    assert bench.page(**committed) == bench.PAGE.read_text(), "bench.py --record writes both"
+    assert {one["suite"] for one in committed["figures"]} == set(
+        map(bench.suite_name, bench.SUITES.values())
+    )
+
+
 def test_without_the_source_the_command_says_where_to_run_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(["bench"]) == 2
