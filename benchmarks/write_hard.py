@@ -113,8 +113,9 @@ ATTACKS = """
 ## Attacks that do not obey the rules
 
 Whoever guesses the structure reads one bit from every example with b_0 = -1, and a noiseless
-**parity** is a linear system over GF(2): a little more than d such examples, twice as many in
-all, give the secret (`mhalearn.hardness.attacks.break_parity`). Label noise flips bits;
+**parity** is a linear system over GF(2) with d - 1 unknowns: as many such examples, twice as many
+in all, give the secret, and ten more make sure that it is no accident
+(`mhalearn.hardness.attacks.break_parity`). Label noise flips bits;
 elimination on all examples then fails at the first wrong one. Elimination on up to 200 random
 subsets of d + 3 still succeeds while a subset without a wrong bit is likely; a secret counts as
 found only if the other examples agree with it more often than chance allows. Noise is relative to
