@@ -109,7 +109,8 @@ def judge(evidence: Evidence, trace: Trace, seed: int) -> tuple[Outcome, str]:
     if held_error > _HOPELESS:
         return Outcome.STUCK, (
             f"the best layer leaves {held_error:.0%} of the label energy of held-out examples: "
-            "more heads, more examples, or labels that no attention layer makes"
+            "more heads, more examples, a layer that the search did not find, or labels that no "
+            "attention layer makes"
         )
     return _judge_rest(evidence, held_error, trace, seed)
 
