@@ -191,6 +191,7 @@ def run_on_eight_devices(cache, program, *arguments):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_eight_devices_take_the_step_of_one_and_hold_an_eighth_each(cache, tmp_path):
     write_shards(tmp_path / "s")
     said = run_on_eight_devices(cache, DEVICES, str(tmp_path / "s"))

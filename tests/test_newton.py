@@ -223,7 +223,7 @@ def test_a_checkpoint_is_where_descent_begins():
 # The head count
 
 
-@pytest.mark.parametrize("n_heads", [1, 2, 3])
+@pytest.mark.parametrize("n_heads", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_head_count_is_found(n_heads):
     layer = random_layer(n_heads, D, seed=1)
     examples = make_examples(layer)

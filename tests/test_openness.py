@@ -89,7 +89,7 @@ def test_a_rank_the_layer_does_not_have_is_refused(monkeypatch, large):
         certify(LAYER, X, LAYER(X), head_dim=True)
 
 
-@pytest.mark.parametrize("amplitude", [3e-7, 3e-6])
+@pytest.mark.parametrize("amplitude", [pytest.param(3e-7, marks=pytest.mark.slow), 3e-6])
 def test_a_faint_head_is_found_in_what_coarse_labels_leave(monkeypatch, amplitude):
     monkeypatch.setattr(narrow, "_LARGE", 100)
     faint = LAYER.w * np.array([1.0, 1.0, amplitude])[:, None, None]
@@ -102,7 +102,7 @@ def test_a_faint_head_is_found_in_what_coarse_labels_leave(monkeypatch, amplitud
     assert one_more_head(true, fitted, held, 4, Trace(), 0) == 0.0
 
 
-@pytest.mark.parametrize("out_dim", [1, 3])
+@pytest.mark.parametrize("out_dim", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_heads_may_have_fewer_outputs_than_their_rank(monkeypatch, out_dim):
     monkeypatch.setattr(narrow, "_LARGE", 100)
     layer = narrow_layer(2, 16, 4, out_dim=out_dim)

@@ -20,6 +20,7 @@ def draw(n, sigma, seed=0, layer=TRUTH, k=5):
     return x, y + sigma * rng.standard_normal(y.shape)
 
 
+@pytest.mark.slow
 def test_all_examples_are_fitted_and_the_noise_is_estimated():
     sigma, levels = 1e-2, []
     for seed in range(6):

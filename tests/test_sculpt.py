@@ -174,6 +174,7 @@ def test_phases_learn_the_layer_before_polish(truth, phases):
     assert np.sum(phases.net.candidates < 1.5 * phases.net.candidates[0]) >= 2
 
 
+@pytest.mark.slow
 def test_estimator_recovers_after_polish_and_counts_heads(truth, examples):
     model = mha.AttentionRegressor(n_heads="auto", method="sculpt").fit(examples)
     assert model.outcome_ is Outcome.RECOVERED
