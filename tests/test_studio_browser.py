@@ -128,6 +128,16 @@ def test_a_small_layer_is_recovered_while_one_watches(page):
     expect(page.locator(".track i.tiny")).to_have_count(4)
 
 
+def test_nothing_can_be_asked_before_the_page_knows_its_choices(page, address):
+    """On a slow answer what was typed would be overwritten, and sent to nobody."""
+    page.route("**/about", lambda route: (page.wait_for_timeout(500), route.continue_()))
+    page.goto(address, wait_until="commit")
+    expect(page.get_by_role("button", name="Learn it")).to_be_disabled()
+    expect(page.locator("#heads")).to_be_disabled()
+    ask(page, heads=99)
+    expect(page.get_by_role("alert")).to_have_text("Heads is 99: choose from 1 to 8")
+
+
 def test_a_run_is_stopped(page):
     ask(page, heads=6, dim=32, tokens=8, examples=5000, method="adam", seconds=300)
     page.get_by_role("button", name="Stop", exact=True).click()

@@ -361,6 +361,8 @@ async function begin() {
   fill(Object.values(about.presets)[0]);
   form.addEventListener("submit", start);
   form.addEventListener("input", mark);
+  // What is typed before there are choices would be lost, so until now nothing can be.
+  for (const part of form.querySelectorAll("fieldset, #start")) part.disabled = false;
   byId("stop").addEventListener("click", async () => {
     byId("stop").disabled = true;
     await post(`/runs/${shown.number}/stop`, {});
@@ -373,7 +375,7 @@ async function begin() {
   requestAnimationFrame(frame);
   const runs = await list();
   const wanted = runs.find((run) => `#run-${run.number}` === location.hash) ?? runs.find((run) => run.running);
-  if (wanted) watch(wanted);
+  if (wanted && !shown) watch(wanted);
 }
 
 begin().catch(() => complain("The studio does not answer: is it still running?"));
