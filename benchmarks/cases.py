@@ -13,11 +13,13 @@ from ledger import Record, finite
 from threadpoolctl import threadpool_limits
 
 import mhalearn as mha
-from mhalearn.attention import Chunk, float64, residual
-from mhalearn.baselines.student import random_student, student_rng
-from mhalearn.outcome import Trace
-from mhalearn.polish import relative_error
-from mhalearn.problem import Problem, make_problem
+from mhalearn._runtime.programs import float64
+from mhalearn.layer.attention import residual
+from mhalearn.layer.batches import Chunk
+from mhalearn.learners.baselines.student import random_student, student_rng
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import relative_error
+from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 GOAL = 1e-20  # relative squared training error
 
@@ -79,12 +81,12 @@ def by_learner(
     those that were held out.
     """
     _, x, y = case.draw(seed)
-    examples, trace = mha.Examples(x, y), Trace(limit)
+    examples, trace = mha.Examples(x, y), Run(limit)
     shared = {"n_heads": case.m, "bias": False, "causal": False, "head_dim": None, "trace": trace}
     starts = 0
     reached: list[float] = []
     with threadpool_limits(1, user_api="blas"):
-        while not reached and not trace.expired:
+        while not reached and not trace.is_over():
             layer = learn(examples, seed=seed + 10_000 * starts, **shared, **options).layer
             starts += 1
             if relative_error(layer, examples) <= 100 * GOAL:

@@ -18,16 +18,16 @@ import numpy as np
 from phases import machine, mean_squared, measure_missing, relative
 
 import mhalearn as mha
-from mhalearn import sculpt
-from mhalearn.examples import Examples
-from mhalearn.nondegeneracy import Condition, check_nondegeneracy
-from mhalearn.outcome import Trace
-from mhalearn.sculpt.certification import CertifiedRows
-from mhalearn.sculpt.crude_sum import estimate_projection_sum
-from mhalearn.sculpt.learner import certify, run_phases
-from mhalearn.sculpt.refined_sum import large_margin_rows, refine_projection_sum
-from mhalearn.sculpt.shape import fit_shape
-from mhalearn.sculpt.span import span_angle
+from mhalearn.data import Examples
+from mhalearn.judge.nondegeneracy import Condition, check_nondegeneracy
+from mhalearn.learners import chen_li as sculpt
+from mhalearn.learners.chen_li.body_shape import fit_shape
+from mhalearn.learners.chen_li.learner import certify, run_phases
+from mhalearn.learners.chen_li.phase1_crude_sum import estimate_projection_sum
+from mhalearn.learners.chen_li.phase2_certification import CertifiedRows
+from mhalearn.learners.chen_li.phase3_refined_sum import large_margin_rows, refine_projection_sum
+from mhalearn.learners.chen_li.phase5_span import span_angle
+from mhalearn.run.run import Run
 
 RESULTS = Path(__file__).parent / "results" / "conditions.json"
 D, K, SCALE, N = 16, 3, 4.0, 200_000
@@ -155,14 +155,14 @@ def first_phases(examples: Examples, truth: mha.AttentionLayer) -> list[float]:
     estimate = estimate_projection_sum(examples).estimate
     measured = [relative(estimate, total)]
     try:
-        rows = certify(examples, estimate, 8 * D**2, Trace())
+        rows = certify(examples, estimate, 8 * D**2, Run())
         measured.append(false_rows(rows, truth))
         for round_ in (1, 2):
             proxy = fit_shape(rows, m, 2 * D**2).proxy
             margins = large_margin_rows(examples, proxy, 60 * D)
             estimate = refine_projection_sum(margins, estimate).estimate
             measured[2:] = [relative(estimate, total)]
-            rows = certify(examples, estimate, 5 * D**2, Trace(), round_)
+            rows = certify(examples, estimate, 5 * D**2, Run(), round_)
     except sculpt.Breakdown:
         pass
     return measured
@@ -181,7 +181,7 @@ def run(name: str, seed: int) -> dict[str, object]:
     record |= {"shape": [heads, D, K], "scale": SCALE, "examples": N, "machine": machine()}
     record |= {"conditions": {item.name: [item.value, item.threshold] for item in items}}
     record |= {"violated": [item.name for item in items if not item.ok]}
-    trace = Trace()
+    trace = Run()
     try:
         phases = run_phases(examples, heads, seed, trace)
         record |= {"seconds": trace.seconds}

@@ -14,7 +14,8 @@ import optimistix as optx
 from cases import GOAL, Arrival, Case, Descend, End, Start, ended, residuals, restarts, unflatten
 from scipy.optimize import least_squares
 
-from mhalearn.attention import Chunk, attend, covariance_products, design, stacked_heads
+from mhalearn.layer.attention import attend, covariance_products, design_matrix, stacked_heads
+from mhalearn.layer.batches import Chunk
 
 
 class TooLarge(Exception):
@@ -44,7 +45,7 @@ def jacobian(flat: jax.Array, data: Chunk, energy: jax.Array) -> jax.Array:
     pattern = attend(theta, data)
     keys = covariance_products(pattern, stacked_heads(w, m, d), data)
     of_theta = jnp.einsum("brq,brmde->bremqd", data.queries, keys)
-    of_w = jnp.einsum("brp,ef->brepf", design(pattern, data), jnp.eye(e))
+    of_w = jnp.einsum("brp,ef->brepf", design_matrix(pattern, data), jnp.eye(e))
     rows = data.labels.size
     both = [of_theta.reshape(rows, -1), of_w.reshape(rows, -1)]
     return jnp.concatenate(both, axis=1) / jnp.sqrt(energy)

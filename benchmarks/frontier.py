@@ -24,11 +24,11 @@ from ledger import Ledger, Record, finite, opened, study
 from peers import annealed_adam, optax_lbfgs, tuned_adam
 
 import mhalearn as mha
-from mhalearn.newton import learn
-from mhalearn.outcome import Trace
-from mhalearn.polish import polish
-from mhalearn.problem import make_problem
-from mhalearn.threads import one_lapack_thread
+from mhalearn._runtime.threads import one_lapack_thread
+from mhalearn.learners.newton import learn
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import polish
+from mhalearn.solvers.scaled_problem import make_problem
 
 SHAPES = [(2, 8, 4), (4, 8, 4), (4, 16, 8), (8, 16, 8)]
 SCALES = (2.0, 6.0)
@@ -44,7 +44,7 @@ def judge(layer: mha.AttentionLayer, truth: mha.AttentionLayer, x: np.ndarray) -
     examples = mha.Examples(x, truth(x))
     with one_lapack_thread():
         problem = make_problem(examples, truth.n_heads, bias=False, causal=False)
-        polished, loss = polish(layer, problem, Trace())
+        polished, loss = polish(layer, problem, Run())
     before, after = (mha.compare(one, truth).max_error for one in (layer, polished))
     return {
         "error": finite(before),
@@ -54,10 +54,10 @@ def judge(layer: mha.AttentionLayer, truth: mha.AttentionLayer, x: np.ndarray) -
 
 
 def recover(truth: mha.AttentionLayer, x: np.ndarray, seed: int, limit: float) -> Record:
-    examples, trace = mha.Examples(x, truth(x)), Trace(limit)
+    examples, trace = mha.Examples(x, truth(x)), Run(limit)
     shared = {"bias": False, "causal": False, "head_dim": None}
     with one_lapack_thread():
-        found = learn(examples, n_heads=truth.n_heads, seed=seed, trace=trace, **shared).layer
+        found = learn(examples, n_heads=truth.n_heads, seed=seed, run=trace, **shared).layer
     stages = [event.stage for event in trace.events if event.stage.startswith("round")]
     return {"seconds": trace.seconds, "last_stage": stages[-1]} | judge(found, truth, x)
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mhalearn as mha
-from mhalearn.inputs import Sampler
+from mhalearn.data.inputs import Sampler
 
 RATIO = 8.0
 Float64 = NDArray[np.float64]

@@ -28,12 +28,12 @@ import numpy as np
 from ledger import RESULTS, Ledger, Record
 
 import mhalearn as mha
-from mhalearn import devices
-from mhalearn.attention import Chunk, float64, total
-from mhalearn.narrow import NarrowHeads, apply_heads
-from mhalearn.newton.many import random_heads
-from mhalearn.polish import begin, descend
-from mhalearn.problem import Problem, make_problem
+from mhalearn._runtime import devices
+from mhalearn._runtime.programs import float64
+from mhalearn.layer.batches import Chunk, sum_over_chunks
+from mhalearn.layer.factored import Factors, apply_heads, random_heads
+from mhalearn.solvers.gauss_newton import descend, init_state
+from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 DOC = Path(__file__).parent.parent / "docs" / "many_hosts.md"
 # (processes, devices of each)
@@ -51,7 +51,7 @@ WORKSPACE = 16 * 8 * 2**24  # bytes of intermediates on a GPU (`attention.on_dev
 def dense_step(n: int) -> Record:
     layer = mha.random_layer(4, 16, seed=0)
     problem = problem_of(layer, n, 8, narrow=False)
-    state = begin(np.random.default_rng(1).standard_normal((1, 4, 16, 16)) / 16, problem)
+    state = init_state(np.random.default_rng(1).standard_normal((1, 4, 16, 16)) / 16, problem)
     return timed(lambda: jax.block_until_ready(descend(state, problem)))
 
 
@@ -62,11 +62,13 @@ def narrow_gradient(n: int) -> Record:
         heads = random_heads(problem, 8, 16, np.random.default_rng(1))
 
         @jax.jit
-        def gradient(heads: NarrowHeads, data: Chunk) -> NarrowHeads:
-            def wrong(heads: NarrowHeads, chunk: Chunk) -> jax.Array:
+        def gradient(heads: Factors, data: Chunk) -> Factors:
+            def wrong(heads: Factors, chunk: Chunk) -> jax.Array:
                 return jnp.sum((apply_heads(heads, chunk) - chunk.labels) ** 2)
 
-            return total(lambda chunk: jax.grad(wrong)(heads, chunk), data, problem.devices)
+            return sum_over_chunks(
+                lambda chunk: jax.grad(wrong)(heads, chunk), data, problem.devices
+            )
 
         program = gradient.lower(heads, problem.data).compile().as_text()
         found = timed(lambda: jax.block_until_ready(gradient(heads, problem.data)))

@@ -41,8 +41,8 @@ from scipy.special import softmax
 from threadpoolctl import threadpool_limits
 
 import mhalearn as mha
-from mhalearn.attention import float64
-from mhalearn.polish import NO_RIDGE
+from mhalearn._runtime.programs import float64
+from mhalearn.solvers.gauss_newton import NO_RIDGE
 
 SHAPES = [(2, 8, 4), (4, 12, 6)]
 LEVELS = [1e-6, 1e-3, 0.01, 0.1]

@@ -18,12 +18,12 @@ from cases import GOAL, End, Method, Start, by_learner, ended, residuals, unflat
 from dense_peers import OPTIMISTIX, optimistix_descent, scipy_descent, unless_too_large
 from scipy.optimize import OptimizeResult, minimize
 
-from mhalearn.attention import Chunk
-from mhalearn.baselines import adam, lbfgs
-from mhalearn.newton import learn as learn_newton
-from mhalearn.newton.continuation import ridge_at
-from mhalearn.newton.start import estimate_scales
-from mhalearn.polish import Ridge
+from mhalearn.layer.batches import Chunk
+from mhalearn.learners.baselines import adam, lbfgs
+from mhalearn.learners.newton import learn as learn_newton
+from mhalearn.learners.newton.continuation import ridge_at
+from mhalearn.learners.newton.starts import estimate_scales
+from mhalearn.solvers.gauss_newton import Ridge
 
 
 def methods(quick: bool = False) -> dict[str, dict[str, Method]]:

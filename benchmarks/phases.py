@@ -20,15 +20,16 @@ import jax
 import numpy as np
 
 import mhalearn as mha
-from mhalearn import newton, sculpt
-from mhalearn.examples import Examples
-from mhalearn.outcome import Trace
-from mhalearn.polish import polish
-from mhalearn.problem import make_problem
-from mhalearn.sculpt.certification import CertifiedRows, screen_pairs
-from mhalearn.sculpt.learner import Phases, later_rows, run_phases, search_phase
-from mhalearn.sculpt.refined_sum import large_margin_rows, refine_projection_sum
-from mhalearn.sculpt.shape import BodyShape, fit_shape
+from mhalearn.data import Examples
+from mhalearn.learners import chen_li as sculpt
+from mhalearn.learners import newton
+from mhalearn.learners.chen_li.body_shape import BodyShape, fit_shape
+from mhalearn.learners.chen_li.learner import Phases, later_rows, run_phases, search_phase
+from mhalearn.learners.chen_li.phase2_certification import CertifiedRows, screen_pairs
+from mhalearn.learners.chen_li.phase3_refined_sum import large_margin_rows, refine_projection_sum
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import polish
+from mhalearn.solvers.scaled_problem import make_problem
 
 RESULTS = Path(__file__).parent / "results" / "phases.json"
 
@@ -112,7 +113,7 @@ def from_exact_inputs(
     exact = BodyShape(proxy, wide, np.zeros(0))
     margins = large_margin_rows(examples, proxy, 60 * d)
     refined = refine_projection_sum(margins, np.zeros_like(total))
-    net = search_phase(examples, exact, m, seed, Trace())
+    net = search_phase(examples, exact, m, seed, Run())
     return {
         "span sine from the exact sum": span_sine(fit_shape(rows, m, 2 * d * d).span, truth),
         "sum error from the exact proxy": relative(refined.estimate, total),
@@ -151,7 +152,7 @@ def without_phases(examples: Examples, n_heads: int, seed: int, fresh: Examples)
         causal=False,
         head_dim=None,
         seed=seed,
-        trace=Trace(),
+        run=Run(),
     )
     return mean_squared(solution.layer, fresh)
 
@@ -164,7 +165,7 @@ def run(line: int, seed: int, more: int | None) -> dict[str, object]:
     fresh = Examples.from_callable(truth, inputs, n=10_000, k=k, d=d, seed=3000 + seed)
     record: dict[str, object] = {"line": line, "seed": seed, "shape": [m, d, k], "scale": scale}
     record |= {"examples": n, "inputs": inputs, "machine": machine()}
-    trace = Trace()
+    trace = Run()
     try:
         phases = run_phases(examples, m, seed, trace)
     except sculpt.Breakdown as breakdown:
@@ -189,7 +190,7 @@ def run(line: int, seed: int, more: int | None) -> dict[str, object]:
     began = time.monotonic()
     part = examples.subset(slice(0, 4000))
     problem = make_problem(part, m, bias=False, causal=False)
-    polished, _ = polish(phases.net.layer, problem, Trace())
+    polished, _ = polish(phases.net.layer, problem, Run())
     record |= {"polished_mse": mean_squared(polished, fresh)}
     record |= {"polish_seconds": time.monotonic() - began}
     if seed < CONTROLLED:

@@ -25,10 +25,10 @@ from phases import machine, mean_squared, measure_missing, span_sine
 from picture import picture
 
 import mhalearn as mha
-from mhalearn import sculpt
-from mhalearn.examples import Examples
-from mhalearn.outcome import Trace
-from mhalearn.sculpt.certification import screen_pairs
+from mhalearn.data import Examples
+from mhalearn.learners import chen_li as sculpt
+from mhalearn.learners.chen_li.phase2_certification import screen_pairs
+from mhalearn.run.run import Run
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
 TOLERANCES = np.geomspace(0.05, 0.4, 7)
@@ -63,7 +63,7 @@ def measure(case: dict) -> dict:
     record = case | {"machine": machine()}
     if case["kind"] == "frequency":
         return record | {"frequencies": measure_frequency(truth, examples)}
-    trace = Trace()
+    trace = Run()
     try:
         phases = sculpt.run_phases(examples, m, seed, trace)
     except sculpt.Breakdown as breakdown:

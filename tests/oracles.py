@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from mhalearn.layer import AttentionLayer
+from mhalearn.layer.layer import AttentionLayer
 
 
 def attention_layer(

@@ -3,25 +3,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhalearn.attention import (
-    Chunk,
+from mhalearn._runtime.programs import float64, in_float64
+from mhalearn.data.inputs import sample_inputs
+from mhalearn.layer.attention import (
     attend,
     covariance_products,
-    design,
+    design_matrix,
     fit_projections,
-    float64,
     forward,
-    in_float64,
-    pull,
-    push,
+    jvp,
     residual,
     stacked_heads,
     tangent,
-    total,
+    vjp,
 )
-from mhalearn.chunks import make_chunk
-from mhalearn.inputs import sample_inputs
-from mhalearn.teachers import random_layer
+from mhalearn.layer.batches import Chunk, make_chunk, sum_over_chunks
+from mhalearn.layer.random_layers import random_layer
 
 N, K, D, E, HEADS = 5, 4, 3, 2, 2
 LENGTHS = np.array([4, 2, 3, 1, 4])
@@ -92,7 +89,7 @@ def test_push_is_the_derivative_of_forward(case):
     _, expected = jax.jvp(
         lambda theta: forward(theta, case.w, case.chunk), (case.theta,), (case.step,)
     )
-    pushed = push(case.tangent, case.chunk, case.step)
+    pushed = jvp(case.tangent, case.chunk, case.step)
     assert np.abs(expected).max() > 0.1
     np.testing.assert_allclose(pushed, expected, rtol=0, atol=1e-13)
 
@@ -101,7 +98,7 @@ def test_push_is_the_derivative_of_forward(case):
 def test_pull_is_the_transposed_derivative_of_forward(case):
     _, back = jax.vjp(lambda theta: forward(theta, case.w, case.chunk), case.theta)
     (expected,) = back(case.change)
-    pulled = pull(case.tangent, case.chunk, case.change)
+    pulled = vjp(case.tangent, case.chunk, case.change)
     assert np.abs(expected).max() > 0.1
     np.testing.assert_allclose(pulled, expected, rtol=0, atol=1e-13)
 
@@ -123,7 +120,7 @@ def test_the_jacobian_is_queries_times_covariance_products(case):
     pattern = attend(case.theta, case.chunk)
     products = covariance_products(pattern, case.heads, case.chunk)
     by_hand = jnp.einsum("brq,mqd,brmde->bre", case.chunk.queries, case.step, products)
-    np.testing.assert_allclose(push(case.tangent, case.chunk, case.step), by_hand, atol=1e-13)
+    np.testing.assert_allclose(jvp(case.tangent, case.chunk, case.step), by_hand, atol=1e-13)
 
 
 def stack(parts):
@@ -139,14 +136,14 @@ def test_the_total_over_chunks_is_the_total_over_one(case):
         return {
             "rows": jnp.sum(chunk.weight),
             "squared": jnp.sum(residual(case.theta, case.w, chunk) ** 2),
-            "pulled": pull(
+            "pulled": vjp(
                 tangent(attend(case.theta, chunk).p, case.heads, chunk),
                 chunk,
                 residual(case.theta, case.w, chunk),
             ),
         }
 
-    one, many = total(moments, stack([case.chunk])), total(moments, several)
+    one, many = sum_over_chunks(moments, stack([case.chunk])), sum_over_chunks(moments, several)
     assert float(one["rows"]) == case.lengths.sum()
     assert one.keys() == many.keys()
     for name, value in one.items():
@@ -198,10 +195,10 @@ def test_what_pads_has_no_influence_at_all(garbage):
         pattern = attend(case.theta, case.chunk)
         fit = fit_projections(case.theta, stack([case.chunk]), jnp.asarray(0.0))
         for_each_row = (
-            design(pattern, case.chunk),
+            design_matrix(pattern, case.chunk),
             forward(case.theta, case.w, case.chunk),
             residual(case.theta, case.w, case.chunk),
-            push(case.tangent, case.chunk, case.step),
+            jvp(case.tangent, case.chunk, case.step),
             covariance_products(pattern, case.heads, case.chunk),
         )
         for array in for_each_row:
@@ -209,7 +206,7 @@ def test_what_pads_has_no_influence_at_all(garbage):
             assert not np.asarray(array)[N:].any()
         outcomes.append(
             [np.asarray(array)[:N] for array in for_each_row]
-            + [pull(case.tangent, case.chunk, change), *fit]
+            + [vjp(case.tangent, case.chunk, change), *fit]
         )
     for expected, found in zip(*outcomes, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-14)
@@ -221,7 +218,7 @@ def test_rows_that_pad_get_no_part_of_a_change():
     padding = np.arange(K) >= LENGTHS[:, None]
     other = jnp.where(padding[..., None], 1e3, case.change)
     np.testing.assert_array_equal(
-        pull(case.tangent, case.chunk, other), pull(case.tangent, case.chunk, case.change)
+        vjp(case.tangent, case.chunk, other), vjp(case.tangent, case.chunk, case.change)
     )
 
 

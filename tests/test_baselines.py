@@ -7,13 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhalearn.attention import float64
-from mhalearn.baselines import adam as adam_module
-from mhalearn.baselines import lbfgs as lbfgs_module
-from mhalearn.baselines import linear as linear_module
-from mhalearn.baselines.descent import Run
-from mhalearn.baselines.starts import hold_out
-from mhalearn.baselines.student import (
+from mhalearn._runtime.programs import float64
+from mhalearn.data import Examples
+from mhalearn.data.inputs import sample_inputs
+from mhalearn.layer.random_layers import random_layer
+from mhalearn.learners.baselines import adam as adam_module
+from mhalearn.learners.baselines import lbfgs as lbfgs_module
+from mhalearn.learners.baselines import linear as linear_module
+from mhalearn.learners.baselines.descent import DescentTask
+from mhalearn.learners.baselines.starts import hold_out
+from mhalearn.learners.baselines.student import (
     batches,
     expand,
     random_student,
@@ -21,12 +24,10 @@ from mhalearn.baselines.student import (
     student_rng,
     value_and_gradient,
 )
-from mhalearn.examples import Examples
-from mhalearn.inputs import sample_inputs
-from mhalearn.outcome import Outcome, Trace
-from mhalearn.polish import relative_error
-from mhalearn.problem import make_problem
-from mhalearn.teachers import random_layer
+from mhalearn.run.outcome import Outcome
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import relative_error
+from mhalearn.solvers.scaled_problem import make_problem
 
 LEARNERS = {
     "adam": adam_module.learn,
@@ -50,9 +51,9 @@ def fresh(examples, teacher, **options):
 
 
 def run(method, examples, *, max_seconds=None, **options):
-    trace = Trace(max_seconds)
+    trace = Run(max_seconds)
     settings = {"n_heads": 2, "bias": False, "causal": False, "head_dim": None, "seed": 0}
-    solution = LEARNERS[method](examples, trace=trace, **(settings | options))
+    solution = LEARNERS[method](examples, run=trace, **(settings | options))
     assert solution.outcome is not Outcome.RECOVERED
     assert solution.trace is trace.events
     assert solution.settings["method"] == method
@@ -165,9 +166,9 @@ def test_cutting_into_batches_changes_no_loss(monkeypatch):
         student = random_student(problem, 2, None, student_rng(0))
         whole = batches(problem, 2)
         assert whole.weight.shape[0] == 1
-        monkeypatch.setattr("mhalearn.problem.WORKSPACE", 20_000)
-        monkeypatch.setattr("mhalearn.baselines.student._WORKSPACE", 1)
-        monkeypatch.setattr("mhalearn.baselines.student._LEAST_EXAMPLES", 9)
+        monkeypatch.setattr("mhalearn.solvers.scaled_problem.WORKSPACE", 20_000)
+        monkeypatch.setattr("mhalearn.learners.baselines.student._WORKSPACE", 1)
+        monkeypatch.setattr("mhalearn.learners.baselines.student._LEAST_EXAMPLES", 9)
         cut = batches(make_problem(examples, 2, bias=False, causal=False), 2)
         assert cut.weight.shape[1] <= 9
         losses = [float(relative_loss(student, data, energy)) for data in (whole, cut)]
@@ -175,9 +176,9 @@ def test_cutting_into_batches_changes_no_loss(monkeypatch):
 
 
 def test_adam_learns_from_mini_batches(monkeypatch):
-    monkeypatch.setattr("mhalearn.problem.WORKSPACE", 20_000)
-    monkeypatch.setattr("mhalearn.baselines.student._WORKSPACE", 1)
-    monkeypatch.setattr("mhalearn.baselines.student._LEAST_EXAMPLES", 40)
+    monkeypatch.setattr("mhalearn.solvers.scaled_problem.WORKSPACE", 20_000)
+    monkeypatch.setattr("mhalearn.learners.baselines.student._WORKSPACE", 1)
+    monkeypatch.setattr("mhalearn.learners.baselines.student._LEAST_EXAMPLES", 40)
     assert run("adam", teach(heads=1), n_heads=1, steps=2000, starts=1).reason.startswith(
         "held-out"
     )
@@ -187,7 +188,7 @@ def test_adam_learns_from_mini_batches(monkeypatch):
 def test_alternating_least_squares_never_rises_and_agrees_with_a_loop():
     lengths = np.random.default_rng(0).integers(2, 6, 40)
     examples = teach(n=40, lengths=lengths, key_vector=True, out_bias=True)
-    trace = Trace()
+    trace = Run()
     with float64():
         problem = make_problem(examples, 2, bias=True, causal=False)
         data = batches(problem, 2)
@@ -252,10 +253,10 @@ def test_nothing_is_held_out_when_nothing_can_be_spared():
 
 
 def test_a_better_layer_reaches_the_trace_only_when_it_is_worth_it():
-    trace = Trace()
+    trace = Run()
     with float64():
         problem = make_problem(teach(), 2, bias=False, causal=False)
-        shared = Run(problem, batches(problem, 2), jnp.asarray(problem.energy), trace)
+        shared = DescentTask(problem, batches(problem, 2), jnp.asarray(problem.energy), trace)
         student = random_student(problem, 2, None, student_rng(0))
         for loss in (1.0, 0.9, 0.3):
             shared.keep(student, loss)

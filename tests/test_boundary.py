@@ -12,11 +12,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mhalearn import storage
-from mhalearn.examples import Examples, load_examples
-from mhalearn.inputs import sample_inputs
-from mhalearn.layer import AttentionLayer, load_layer
-from mhalearn.teachers import random_layer
+from mhalearn._runtime import storage
+from mhalearn.data import Examples, load_examples
+from mhalearn.data.inputs import sample_inputs
+from mhalearn.layer.layer import AttentionLayer, load_layer
+from mhalearn.layer.random_layers import random_layer
 
 LAYER = random_layer(2, 3, seed=1)
 X = sample_inputs("boolean", 4, 3, 3)

@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhalearn import spectrum
-from mhalearn.certificate import RESOLVED, THRESHOLD, certify
-from mhalearn.examples import Examples
-from mhalearn.inputs import sample_inputs
-from mhalearn.layer import AttentionLayer, load_layer
-from mhalearn.outcome import Trace
-from mhalearn.polish import polish
-from mhalearn.precision import label_precision
-from mhalearn.problem import make_problem
-from mhalearn.residuals import measure_residuals
-from mhalearn.spectrum import measure_spectrum
-from mhalearn.teachers import random_layer
+from mhalearn.data import Examples
+from mhalearn.data.inputs import sample_inputs
+from mhalearn.data.label_precision import label_precision
+from mhalearn.judge import jacobian_spectrum as spectrum
+from mhalearn.judge.certificate import RESOLVED, THRESHOLD, certify
+from mhalearn.judge.jacobian_spectrum import measure_spectrum
+from mhalearn.judge.residuals import measure_residuals
+from mhalearn.layer.layer import AttentionLayer, load_layer
+from mhalearn.layer.random_layers import random_layer
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import polish
+from mhalearn.solvers.scaled_problem import make_problem
 
 TRUTH = random_layer(2, 6, seed=3)
 X = sample_inputs("gaussian", 60, 5, 6, seed=1)
@@ -524,7 +524,7 @@ def test_intervals_cover_as_often_as_they_say(options):
     for _ in range(40):
         examples = Examples(x, layer(x) + 0.01 * rng.standard_normal((96, 4, 4)))
         problem = make_problem(examples, 2, bias=bias, causal=False)
-        fitted, _ = polish(layer, problem, Trace())
+        fitted, _ = polish(layer, problem, Run())
         noisy = layer(fresh) + 0.01 * rng.standard_normal((96, 4, 4))
         certificate = certify(fitted, fresh, noisy, learned_from=examples)
         assert not certificate.recovered

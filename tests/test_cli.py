@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import mhalearn as mha
-from mhalearn import cli, storage
+from mhalearn import cli
+from mhalearn._runtime import storage
 from mhalearn.cli import cache, learn, output
 
 SOURCE = Path(mha.__file__).parents[1]
@@ -501,7 +502,7 @@ def test_check_says_which_conditions_hold(mhalearn, data, tmp_path):
 
 
 def test_ctrl_c_saves_the_best_layer_so_far(mhalearn, data, tmp_path, monkeypatch):
-    from mhalearn.terminal import Progress
+    from mhalearn.report.terminal import Progress
 
     def press(_, event):
         if np.isfinite(event.loss) and event.stage == "polish":

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import mhalearn as mha
-from mhalearn import storage
-from mhalearn.examples import examples as sources
+from mhalearn._runtime import storage
+from mhalearn.data import examples as sources
 
 SOURCE = Path(mha.__file__).parents[1]
 LAYER = mha.random_layer(2, 6, out_dim=6, seed=3)
@@ -25,28 +25,29 @@ K = 5
 # from. PLENTY: times the counting limit of a working set. STOP: the record to interrupt after.
 PROGRAM = """
 import os, sys
-from mhalearn import devices, storage
-from mhalearn.examples import examples
-from mhalearn.journal import Journal
-from mhalearn.outcome import Trace
+from mhalearn._runtime import devices
+from mhalearn._runtime import storage
+from mhalearn.data import examples
+from mhalearn.run.checkpoint import Checkpoint
+from mhalearn.run.outcome import Run
 devices.WORTH, examples._SMALL = 0.0, 0
 if "PLENTY" in os.environ:
     examples._PLENTY, examples._WORKING = int(os.environ["PLENTY"]), 0
-read, record, follow = storage.read_tensors, Journal.record, Trace.follow
+read, record, follow = storage.read_tensors, Checkpoint.record, Run.follow
 def note(*words):
     with open(os.environ["NOTES"], "a") as notes:
         print(*words, file=notes)
 def noted(path, **options):
     note("/".join(str(path).split(os.sep)[-2:]))
     return read(path, **options)
-def counted(journal, *state, **options):
-    record(journal, *state, **options)
-    if journal.records == int(os.environ.get("STOP", -1)):
+def counted(checkpoint, *state, **options):
+    record(checkpoint, *state, **options)
+    if checkpoint.records == int(os.environ.get("STOP", -1)):
         raise KeyboardInterrupt
-def followed(trace, journal):
-    note("record", journal.records)
-    follow(trace, journal)
-storage.read_tensors, Journal.record, Trace.follow = noted, counted, followed
+def followed(trace, checkpoint):
+    note("record", checkpoint.records)
+    follow(trace, checkpoint)
+storage.read_tensors, Checkpoint.record, Run.follow = noted, counted, followed
 """
 LEARN = """
 from mhalearn.cli import main
@@ -152,12 +153,12 @@ import json, sys
 from unittest.mock import patch
 import jax, numpy as np
 import mhalearn as mha
-from mhalearn import devices
-from mhalearn.narrow_descent import polish_heads
-from mhalearn.newton.many import random_heads
-from mhalearn.outcome import Trace
-from mhalearn.polish import begin, descend
-from mhalearn.problem import make_problem
+from mhalearn._runtime import devices
+from mhalearn.solvers.gauss_newton_factored import polish_heads
+from mhalearn.learners.newton.factored import random_heads
+from mhalearn.run.outcome import Run
+from mhalearn.solvers.gauss_newton import begin, descend
+from mhalearn.solvers.scaled_problem import make_problem
 
 examples = mha.load_examples(sys.argv[1])
 assert len(jax.devices()) == 8
@@ -167,10 +168,10 @@ for worth in (np.inf, 0.0):
     devices.WORTH = worth
     problem = make_problem(examples, 2, bias=False, causal=False)
     thetas.append(np.asarray(descend(begin(theta, problem), problem).theta))
-    with patch("mhalearn.problem.WORKSPACE", 2**10):
+    with patch("mhalearn.solvers.scaled_problem.WORKSPACE", 2**10):
         problem = make_problem(examples, 2, bias=False, causal=False, narrow=True)
     heads = random_heads(problem, 2, 3, np.random.default_rng(0))
-    moved, _ = polish_heads(heads, problem, Trace(), stage="", max_steps=1)
+    moved, _ = polish_heads(heads, problem, Run(), stage="", max_steps=1)
     queries.append(np.asarray(moved.query))
     chunks.append(len(problem.data.tokens))
 data = make_problem(examples, 2, bias=True, causal=True).data
@@ -206,9 +207,9 @@ NARROW = """
 import json, sys
 import jax, numpy as np
 import mhalearn as mha
-from mhalearn import devices
-from mhalearn.newton import many
-from mhalearn.problem import make_problem
+from mhalearn._runtime import devices
+from mhalearn.learners.newton import many
+from mhalearn.solvers.scaled_problem import make_problem
 
 devices.WORTH = 0.0
 truth, examples = mha.load_layer(sys.argv[1]), mha.load_examples(sys.argv[2])
@@ -249,7 +250,7 @@ def test_many_narrow_heads_are_learned_on_eight_devices_from_their_own_examples(
 SAMPLE = """
 import numpy as np
 import mhalearn as mha
-from mhalearn.cli.together import meet
+from mhalearn.cli.distributed import meet
 meet()
 for number, folder in enumerate(sys.argv[1:]):
     shared = mha.load_examples(folder)

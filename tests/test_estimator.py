@@ -18,16 +18,17 @@ from sklearn.model_selection import cross_val_score
 from sklearn.utils import get_tags
 from threadpoolctl import threadpool_info
 
-from mhalearn import storage
-from mhalearn.certificate import certify
+from mhalearn._runtime import storage
+from mhalearn.data import Examples, load_examples
+from mhalearn.data.inputs import sample_inputs
 from mhalearn.estimator import AttentionRegressor
-from mhalearn.examples import Examples, load_examples
-from mhalearn.inputs import sample_inputs
-from mhalearn.layer import load_layer
-from mhalearn.matching import compare
-from mhalearn.outcome import Event, Outcome
-from mhalearn.settings import METHODS
-from mhalearn.teachers import random_layer
+from mhalearn.judge.certificate import certify
+from mhalearn.layer.comparison import compare
+from mhalearn.layer.layer import load_layer
+from mhalearn.layer.random_layers import random_layer
+from mhalearn.learners.settings import METHODS
+from mhalearn.run.events import Event
+from mhalearn.run.outcome import Outcome
 
 N, K, D = 120, 4, 4
 TRUTH = random_layer(2, D, seed=3)
@@ -312,11 +313,11 @@ class InterruptAt:
 
 def test_an_interrupted_fit_leaves_the_best_layer_so_far():
     estimator = AttentionRegressor(2, on_event=InterruptAt("choice"))
-    assert estimator.best_layer_so_far_() is None
+    assert estimator.best_layer_so_far() is None
     before = threadpool_info()
     with pytest.raises(KeyboardInterrupt):
         estimator.fit(X, Y)
-    best = estimator.best_layer_so_far_()
+    best = estimator.best_layer_so_far()
     assert compare(best.canonical(), TRUTH.canonical()).max_error < 1e-6
     refuses_training_data(best)
     with pytest.raises(NotFittedError):
@@ -331,7 +332,7 @@ def test_an_interruption_before_any_layer_leaves_none():
     estimator = AttentionRegressor(2, on_event=InterruptAt("round 1"))
     with pytest.raises(KeyboardInterrupt):
         estimator.fit(X, Y)
-    best = estimator.best_layer_so_far_()
+    best = estimator.best_layer_so_far()
     assert best is None or not best.w.any()
 
 

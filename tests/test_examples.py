@@ -10,10 +10,9 @@ import numpy as np
 import oracles
 import pytest
 
-from mhalearn import inputs
-from mhalearn.examples import Examples, load_examples
-from mhalearn.inputs import sample_inputs
-from mhalearn.teachers import random_layer
+from mhalearn.data import Examples, inputs, load_examples
+from mhalearn.data.inputs import sample_inputs
+from mhalearn.layer.random_layers import random_layer
 
 LAYER = random_layer(2, 3, out_dim=2, seed=1)
 

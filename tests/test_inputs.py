@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
-from mhalearn import inputs
-from mhalearn.inputs import Stream, generator, sample_inputs
-from mhalearn.teachers import random_layer
+from mhalearn._runtime.seeds import Stream, generator
+from mhalearn.data import inputs
+from mhalearn.data.inputs import sample_inputs
+from mhalearn.layer.random_layers import random_layer
 
 
 def test_boolean_inputs_are_uniform_signs():

@@ -8,7 +8,7 @@ import torch
 
 import mhalearn as mha
 from mhalearn import interop
-from mhalearn.terminal import Progress
+from mhalearn.report.terminal import Progress
 
 
 def attention(**options):

@@ -4,9 +4,9 @@ import numpy as np
 import oracles
 import pytest
 
-from mhalearn.inputs import sample_inputs
-from mhalearn.layer import AttentionLayer, load_layer
-from mhalearn.teachers import random_layer
+from mhalearn.data.inputs import sample_inputs
+from mhalearn.layer.layer import AttentionLayer, load_layer
+from mhalearn.layer.random_layers import random_layer
 
 
 def oracle(layer, x, lengths=None):

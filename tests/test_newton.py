@@ -7,24 +7,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
-from mhalearn.attention import float64, in_float64
+from mhalearn._runtime.programs import float64, in_float64
+from mhalearn.data import Examples
+from mhalearn.data.inputs import sample_inputs
 from mhalearn.estimator import AttentionRegressor
-from mhalearn.examples import Examples
-from mhalearn.inputs import sample_inputs
-from mhalearn.layer import AttentionLayer
-from mhalearn.matching import compare
-from mhalearn.newton import continuation, learn
-from mhalearn.newton.choice import Choice, split_for_choice
-from mhalearn.newton.exchange import better, exchanged, rescaled
-from mhalearn.newton.head_count import choose_heads
-from mhalearn.newton.learner import most_heads
-from mhalearn.newton.slide import slide
-from mhalearn.newton.start import Scales, estimate_scales, random_starts
-from mhalearn.outcome import Outcome, Solution, Trace
-from mhalearn.polish import Ridge, State, polish
-from mhalearn.problem import make_problem
-from mhalearn.reduction import reduce_heads
-from mhalearn.teachers import random_layer
+from mhalearn.layer.comparison import compare
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.random_layers import random_layer
+from mhalearn.learners.newton import continuation, learn
+from mhalearn.learners.newton.annealing import anneal_first_order
+from mhalearn.learners.newton.head_count import choose_heads
+from mhalearn.learners.newton.head_exchange import exchange_heads, keep_better, rescale_prior
+from mhalearn.learners.newton.learner import most_heads
+from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
+from mhalearn.learners.newton.starts import Scales, estimate_scales, random_starts
+from mhalearn.run.outcome import Candidate, Outcome
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import Ridge, State, polish
+from mhalearn.solvers.merge_heads import reduce_heads
+from mhalearn.solvers.scaled_problem import make_problem
 
 # The shape that most tests of the solver share, so that they share its compiled program.
 N, K, D = 112, 4, 6
@@ -44,8 +45,8 @@ def make_examples(layer, n=N, k=K, *, inputs="boolean", lengths=None, seed=2):
 
 def run(examples, n_heads, *, seed=0, trace=None, **options):
     options = {"bias": False, "causal": False, "head_dim": None} | options
-    trace = Trace() if trace is None else trace
-    return learn(examples, n_heads=n_heads, seed=seed, trace=trace, **options)
+    trace = Run() if trace is None else trace
+    return learn(examples, n_heads=n_heads, seed=seed, run=trace, **options)
 
 
 LENGTHS = np.random.default_rng(3).integers(2, K + 1, N)
@@ -75,8 +76,8 @@ def test_recovery(name):
     teacher, data, options = TABLE[name]
     layer = random_layer(**teacher, seed=1)
     examples = make_examples(layer, **data)
-    trace = Trace()
-    solution = run(examples, layer.n_heads, trace=trace, **options)
+    trace = Run()
+    solution = run(examples, layer.n_heads, run=trace, **options)
     # Only a certificate may say RECOVERED.
     assert solution.outcome is Outcome.FITTED
     assert solution.certificate is None
@@ -114,7 +115,7 @@ def test_zero_labels_are_explained_by_the_zero_layer():
 
 def test_time_runs_out_honestly():
     examples = make_examples(random_layer(2, D, seed=1))
-    solution = run(examples, 2, trace=Trace(max_seconds=1e-9))
+    solution = run(examples, 2, run=Run(max_seconds=1e-9))
     assert solution.outcome is Outcome.TIME_LIMIT
     x, y, _ = examples.arrays()
     assert np.sum((solution.layer(x) - y) ** 2) <= np.sum(y**2)  # no worse than nothing
@@ -143,7 +144,7 @@ def test_an_exchange_replaces_one_head_of_each_start(starts):
     state = states(np.random.default_rng(0), starts)
     before = np.asarray(state.theta)
     for seed in range(8):
-        after = exchanged(state, np.random.default_rng(seed))
+        after = exchange_heads(state, np.random.default_rng(seed))
         changed = np.any(after != before, axis=(2, 3))
         np.testing.assert_array_equal(changed.sum(axis=1), np.ones(starts))
         for start, head in zip(*np.nonzero(changed), strict=True):
@@ -160,21 +161,23 @@ def test_the_better_of_two_descents_is_kept_start_by_start():
         return State(theta, jnp.zeros((3, 2 * D, D)), fill, fill, fill)
 
     small, large = made([1.0, 2.0, 3.0], 0.1), made([2.0, 1.0, jnp.nan], 1.0)
-    kept, any_better, lowest = better(small, large, Ridge(0.0, 0.0))
+    kept, any_better, lowest = keep_better(small, large, Ridge(0.0, 0.0))
     np.testing.assert_array_equal(kept.loss, [1.0, 1.0, 3.0])
     assert any_better
     assert not lowest
-    assert better(small, made([2.0, 0.5, 9.0], 1.0), Ridge(0.0, 0.0))[1:] == (True, True)
-    assert better(small, small, Ridge(0.0, 0.0))[1:] == (False, False)
+    assert keep_better(small, made([2.0, 0.5, 9.0], 1.0), Ridge(0.0, 0.0))[1:] == (True, True)
+    assert keep_better(small, small, Ridge(0.0, 0.0))[1:] == (False, False)
     # Under a ridge, the smaller of two layers that fit alike.
-    np.testing.assert_array_equal(better(small, large, Ridge(1.0, 0.0))[0].loss, [1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(
+        keep_better(small, large, Ridge(1.0, 0.0))[0].loss, [1.0, 2.0, 3.0]
+    )
 
 
 @in_float64
 def test_the_prior_follows_the_heads():
     state = states(np.random.default_rng(1))
     norms = np.linalg.norm(np.asarray(state.theta), axis=(2, 3))
-    learned = rescaled(Scales(2.0, 0.5), state, 1.5)
+    learned = rescale_prior(Scales(2.0, 0.5), state, 1.5)
     assert learned.theta == pytest.approx(1.5 * np.sqrt(np.mean(norms**2)))
     assert learned.w == 0.5
 
@@ -185,11 +188,11 @@ def test_nothing_is_finished_where_every_start_diverged():
     examples = make_examples(random_layer(2, D, seed=1))
     problem = make_problem(examples, 2, bias=False, causal=False)
     offered = []
-    task = continuation.Task(problem, Trace(), offered.append, None, direct=False)
-    continuation.finish(nothing, task, stage="finish")
+    task = continuation.Task(problem, Run(), offered.append, None, direct=False)
+    continuation.finish_with_direct_steps(nothing, task, stage="finish")
     assert not offered
-    assert np.isfinite(exchanged(nothing, np.random.default_rng(0))).all()
-    assert rescaled(Scales(2.0, 0.5), nothing, 1.0).theta == 2.0
+    assert np.isfinite(exchange_heads(nothing, np.random.default_rng(0))).all()
+    assert rescale_prior(Scales(2.0, 0.5), nothing, 1.0).theta == 2.0
 
 
 def test_a_solver_that_diverges_says_so(monkeypatch):
@@ -204,7 +207,7 @@ def test_a_solver_that_diverges_says_so(monkeypatch):
 
 def test_below_the_counting_limit_one_round_is_enough():
     layer = random_layer(2, D, seed=1)
-    trace = Trace()
+    trace = Run()
     solution = run(make_examples(layer, 4), 2, trace=trace)
     assert solution.outcome is Outcome.FITTED
     assert compare(solution.layer, layer).max_error > 1e-2
@@ -213,7 +216,7 @@ def test_below_the_counting_limit_one_round_is_enough():
 
 def test_a_checkpoint_is_where_descent_begins():
     layer = random_layer(2, D, seed=1)
-    trace = Trace()
+    trace = Run()
     start = layer.replace(theta=layer.theta + 1e-3)
     solution = run(make_examples(layer), 2, trace=trace, start=start)
     assert {event.stage for event in trace.events} == {"polish", "choice"}
@@ -227,7 +230,7 @@ def test_a_checkpoint_is_where_descent_begins():
 def test_the_head_count_is_found(n_heads):
     layer = random_layer(n_heads, D, seed=1)
     examples = make_examples(layer)
-    trace = Trace()
+    trace = Run()
     solution = run(examples, "auto", trace=trace)
     assert solution.outcome is Outcome.FITTED
     found = solution.layer
@@ -249,10 +252,10 @@ class Curve:
     def __call__(self, m, patient):
         (self.again if patient else self.calls).append(m)
         layer = AttentionLayer(np.zeros((m, 1, 1)), np.zeros((m, 1, 1)))
-        return Solution(layer, Outcome.FITTED, []), (self.patient if patient else self.error)(m)
+        return Candidate(layer), (self.patient if patient else self.error)(m)
 
     def choose(self, most=64, exact=1e-16, trace=None):
-        found = choose_heads(self, most, exact, Trace() if trace is None else trace)
+        found = choose_heads(self, most, exact, Run() if trace is None else trace)
         for calls in (self.calls, self.again):
             assert len(set(calls)) == len(calls), "a count was fitted twice"
         assert set(self.again) <= set(self.calls)
@@ -329,7 +332,7 @@ def test_noise_alone_has_one_head():
 
 def test_the_search_stops_when_time_is_up():
     curve = Curve(lambda m: 1 / m)
-    assert curve.choose(trace=Trace(max_seconds=1e-9)) == 1
+    assert curve.choose(run=Run(max_seconds=1e-9)) == 1
     assert curve.calls == [1]
 
 
@@ -393,8 +396,8 @@ def test_the_choice_keeps_the_best_on_held_out_examples():
     examples = make_examples(layer)
     problem = make_problem(examples, 2, bias=False, causal=False)
     held = make_examples(layer, 20, seed=9)
-    trace = Trace()
-    choice = Choice(problem, held, trace)
+    trace = Run()
+    choice = ModelSelection(problem, held, trace)
     thetas = np.stack([problem.theta(layer)] * 4)
     ws = np.stack([f * problem.w(layer) for f in (0.5, 0.9, 1.2, 1.0)])
     thetas[3, 0, 0, 0] = np.nan  # would be the best
@@ -412,7 +415,7 @@ def test_the_choice_keeps_the_best_on_held_out_examples():
 def test_examples_to_choose_by_are_spared_only_where_they_can_be(n):
     examples = make_examples(random_layer(2, D, seed=1), n)
     limit = examples.counting_limit(2, False, None)
-    fit, held = split_for_choice(examples, 2, bias=False, head_dim=None, seed=0)
+    fit, held = split_for_selection(examples, 2, bias=False, head_dim=None, seed=0)
     if fit is held:
         assert fit is examples
         assert n - max(1, n // 10) < 1.5 * limit
@@ -447,9 +450,9 @@ def test_sliding_moves_heads_towards_the_truth_as_the_ridge_fades(scale):
     examples = make_examples(layer)
     problem = make_problem(examples, 2, bias=False, causal=False)
     scales = estimate_scales(problem, 2)
-    start, trace = random_starts(problem, 2, 2, 0, 0), Trace()
-    moved = slide(start, problem, trace, scales, 1500, stage="slide")
-    again = slide(start, problem, Trace(), scales, 1500, stage="slide")
+    start, trace = random_starts(problem, 2, 2, 0, 0), Run()
+    moved = anneal_first_order(start, problem, trace, scales, 1500, stage="slide")
+    again = anneal_first_order(start, problem, Run(), scales, 1500, stage="slide")
     np.testing.assert_array_equal(moved, again)
     losses = [event.loss for event in trace.events]
     assert [event.step for event in trace.events] == [500, 1000, 1500]
@@ -458,8 +461,8 @@ def test_sliding_moves_heads_towards_the_truth_as_the_ridge_fades(scale):
 
 def test_sliding_stops_with_the_clock():
     problem = make_problem(make_examples(random_layer(2, D, seed=1)), 2, bias=True, causal=False)
-    trace = Trace(max_seconds=0.0)
-    moved = slide(
+    trace = Run(max_seconds=0.0)
+    moved = anneal_first_order(
         random_starts(problem, 2, 1, 0, 0), problem, trace, Scales(2.0, 0.5), 2000, stage="slide"
     )
     assert np.isfinite(moved).all()

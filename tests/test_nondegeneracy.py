@@ -2,11 +2,11 @@ import jax
 import numpy as np
 import pytest
 
-from mhalearn import nondegeneracy
-from mhalearn.inputs import sample_inputs
-from mhalearn.layer import AttentionLayer
-from mhalearn.nondegeneracy import check_nondegeneracy
-from mhalearn.teachers import random_layer
+from mhalearn.data.inputs import sample_inputs
+from mhalearn.judge import nondegeneracy
+from mhalearn.judge.nondegeneracy import check_nondegeneracy
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.random_layers import random_layer
 
 K = 4
 

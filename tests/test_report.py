@@ -11,20 +11,23 @@ import numpy as np
 import pytest
 
 import mhalearn as mha
-from mhalearn.outcome import Event, Outcome, Solution, Trace
+from mhalearn.judge.solution import Solution
+from mhalearn.learners.chen_li import telling
+from mhalearn.learners.chen_li.body_shape import BodyShape
+from mhalearn.learners.chen_li.phase1_crude_sum import Candidate, CrudeSum
+from mhalearn.learners.chen_li.phase2_body import sculpt_body
+from mhalearn.learners.chen_li.phase2_certification import fit_pairs
+from mhalearn.learners.chen_li.phase3_refined_sum import MarginRows, RefinedSum
+from mhalearn.learners.chen_li.phase6_net import NetResult
 from mhalearn.report import figures
-from mhalearn.report.again import describe_again
 from mhalearn.report.descent import draw_descent, list_stages
 from mhalearn.report.numbers import number, typeset
 from mhalearn.report.page import render
 from mhalearn.report.phases import describe_phases
-from mhalearn.sculpt import telling
-from mhalearn.sculpt.body import sculpt_body
-from mhalearn.sculpt.certification import fit_pairs
-from mhalearn.sculpt.crude_sum import Candidate, CrudeSum
-from mhalearn.sculpt.net import NetResult
-from mhalearn.sculpt.refined_sum import MarginRows, RefinedSum
-from mhalearn.sculpt.shape import BodyShape
+from mhalearn.report.reproduce import describe_again
+from mhalearn.run.events import Event
+from mhalearn.run.outcome import Outcome
+from mhalearn.run.run import Run
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "area", "base", "col", "embed", "source", "wbr"}
 
@@ -243,7 +246,7 @@ def test_thinning_keeps_the_largest_entry_of_each_block():
 
 def tell_all_phases(d=6, k=3, count=200):
     """The events of a run of the phases, told from made-up results; no phase really runs."""
-    rng, trace = np.random.default_rng(0), Trace()
+    rng, trace = np.random.default_rng(0), Run()
     truth = mha.random_layer(n_heads=2, d=d, seed=3)
     examples = mha.Examples.from_callable(truth, "gaussian", n=count, k=k, d=d)
     x, y, _ = examples.arrays()
@@ -304,7 +307,7 @@ def test_the_phases_are_told_in_the_papers_numbering_and_drawn():
 
 def test_a_breakdown_names_the_phase_and_the_number():
     trace = tell_all_phases()[:2]
-    told = Trace()
+    told = Run()
     telling.tell_breakdown("phase 2: certification", "73 rows certify", {"needed": 72}, told)
     section = describe_phases([*trace, *told.events])
     assert [phase.breakdown for phase in section.phases] == ["", "73 rows certify"]

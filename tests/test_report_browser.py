@@ -13,7 +13,9 @@ from test_report import learned
 
 import mhalearn as mha
 from mhalearn.cli import run
-from mhalearn.outcome import Event, Outcome, Solution
+from mhalearn.judge.solution import Solution
+from mhalearn.run.events import Event
+from mhalearn.run.outcome import Outcome
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from mhalearn import storage
+from mhalearn._runtime import storage
 
 TENSORS = {
     "a": np.arange(6, dtype=np.int8).reshape(2, 3),

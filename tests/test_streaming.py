@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 
 import mhalearn as mha
-from mhalearn import estimator, inputs
-from mhalearn import refit as refit_module
-from mhalearn.examples import Examples, examples, files, load_examples
-from mhalearn.examples.files import Shards
-from mhalearn.inputs import sample_inputs
-from mhalearn.outcome import Outcome, Solution, Trace
-from mhalearn.polish import polish_on
-from mhalearn.spectrum import measure_spectrum
-from mhalearn.verdict import contradiction
+from mhalearn import estimator
+from mhalearn.data import Examples, examples, files, inputs, load_examples
+from mhalearn.data.inputs import sample_inputs
+from mhalearn.data.shards import Shards
+from mhalearn.judge.jacobian_spectrum import measure_spectrum
+from mhalearn.judge.verdict import check_all_examples
+from mhalearn.run.outcome import Candidate, Outcome
+from mhalearn.run.run import Run
+from mhalearn.solvers import streaming_bfgs as refit_module
+from mhalearn.solvers.gauss_newton import polish_on
 
 LAYER = mha.random_layer(2, 3, out_dim=2, seed=1)
 SOURCE = Path(mha.__file__).parents[1]
@@ -189,10 +190,10 @@ def test_every_example_is_as_likely_in_a_sample():
 
 def test_plenty_is_what_the_layer_needs_or_little_room_or_all():
     many = Examples.from_callable(lambda x: x, n=10**7, k=4, d=8)
-    assert many.plenty(1) == 2**21 // 64
+    assert many.working_set_size(1) == 2**21 // 64
     wide = Examples.from_callable(lambda x: x, n=10**6, k=16, d=256)
-    assert wide.plenty(4, head_dim=64) == int(64 * wide.counting_limit(4, head_dim=64))
-    assert wide.view(slice(0, 300)).plenty(4, head_dim=64) == 300
+    assert wide.working_set_size(4, head_dim=64) == int(64 * wide.counting_limit(4, head_dim=64))
+    assert wide.view(slice(0, 300)).working_set_size(4, head_dim=64) == 300
 
 
 @pytest.mark.parametrize("method", ["newton", "sculpt"])
@@ -202,7 +203,7 @@ def test_a_fit_does_not_depend_on_where_examples_live(lazy, method, monkeypatch,
 
     def learn(fitted, *, trace, part=None, **_):
         seen.append((fitted.hashes(), None if part is None else part.hashes()))
-        return Solution(LAYER, Outcome.FITTED, trace.events)
+        return Candidate(LAYER, Outcome.FITTED)
 
     monkeypatch.setitem(estimator.LEARNERS, method, learn)
     monkeypatch.setattr(examples, "_PLENTY", 6)
@@ -232,7 +233,7 @@ def walker(monkeypatch, small_working_set):
         assert part.in_memory
         for _chunk in fitted.chunks(5000):
             pass
-        return Solution(TEACHER, Outcome.FITTED, trace.events)
+        return Candidate(TEACHER, Outcome.FITTED)
 
     monkeypatch.setitem(estimator.LEARNERS, "sculpt", learn)
 
@@ -344,7 +345,7 @@ def knowing(monkeypatch, small_working_set):
     """A learner that knows the answer: what comes after it is looked at."""
 
     def learn(fitted, *, trace, **_):
-        return Solution(SMALL, Outcome.FITTED, trace.events)
+        return Candidate(SMALL, Outcome.FITTED)
 
     monkeypatch.setitem(estimator.LEARNERS, "newton", learn)
 
@@ -379,7 +380,7 @@ def test_what_the_part_shows_too_is_no_objection():
 
     def objection(labels):
         given = Examples(x, labels)
-        return contradiction(SMALL, given.subset(slice(0, 200)), given)
+        return check_all_examples(SMALL, given.subset(slice(0, 200)), given)
 
     assert [objection(labels) for labels in (y, noisy, uneven)] == [None] * 3
     assert "of which 1 are off" in objection(late)
@@ -422,7 +423,7 @@ def test_under_noise_all_examples_are_fitted(tmp_path, knowing, monkeypatch):
     (event,) = (event for event in model.trace_ if event.stage == "working set")
     assert event.step < 1000
     assert model.layer_.metadata["n_examples"] == "10000"
-    best, _ = polish_on(Examples(x, y), SMALL, Trace(), bias=False, head_dim=None)
+    best, _ = polish_on(Examples(x, y), SMALL, Run(), bias=False, head_dim=None)
     deviations = measure_spectrum(SMALL, Examples(x, y)).deviations
     certificate = model.certificate_
     order = mha.compare(model.layer_, best).order

@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 
 import mhalearn as mha
 from mhalearn import cli
-from mhalearn.outcome import Event
+from mhalearn.run.events import Event
 from mhalearn.studio import runs, server, worker
-from mhalearn.studio.wish import METHODS, PRESETS, Limits, Wish, bounds, read_wish
+from mhalearn.studio.request import METHODS, PRESETS, Limits, Wish, bounds, read_wish
 
 HERE = "http://127.0.0.1:8042"
 # Stand-ins for the worker: what the server does must not depend on how fast a layer is learned.
@@ -108,7 +108,7 @@ def test_bad_wishes_are_refused_in_one_line(asked, said):
 
 
 def test_every_method_is_one_of_the_estimator():
-    from mhalearn.settings import METHODS as KNOWN
+    from mhalearn.learners.settings import METHODS as KNOWN
 
     assert set(METHODS) < set(KNOWN)
 
@@ -401,10 +401,10 @@ def test_a_layer_is_at_hand_only_inside_an_event():
     examples = mha.Examples.from_callable(truth, "boolean", n=60, k=4, d=4)
     seen = []
     estimator = mha.AttentionRegressor(1)
-    assert estimator.layer_at_hand_() is None
-    estimator.set_params(on_event=lambda event: seen.append(estimator.layer_at_hand_()))
+    assert estimator.layer_at_hand() is None
+    estimator.set_params(on_event=lambda event: seen.append(estimator.layer_at_hand()))
     estimator.fit(examples)
-    assert estimator.layer_at_hand_() is None
+    assert estimator.layer_at_hand() is None
     layers = [layer for layer in seen if layer is not None]
     assert (
         mha.compare(layers[-1], truth).max_error < 1e-12 < mha.compare(layers[0], truth).max_error

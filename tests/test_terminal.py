@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from mhalearn.outcome import Event
-from mhalearn.terminal import Progress, clock, is_phase_result
+from mhalearn.report.terminal import Progress, clock, is_phase_result
+from mhalearn.run.events import Event
 
 
 @pytest.fixture

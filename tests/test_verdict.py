@@ -7,16 +7,17 @@ tokens, 120 examples at a counting limit of four.
 import numpy as np
 import pytest
 
-from mhalearn.certificate import certify
+from mhalearn.data import Examples
+from mhalearn.data.inputs import sample_inputs
 from mhalearn.estimator import AttentionRegressor
-from mhalearn.examples import Examples
-from mhalearn.inputs import sample_inputs
-from mhalearn.layer import AttentionLayer
-from mhalearn.leftover import dependence_on_inputs
-from mhalearn.matching import compare
-from mhalearn.outcome import Outcome, Trace
-from mhalearn.teachers import random_layer
-from mhalearn.verdict import Evidence, contradiction, judge
+from mhalearn.judge.certificate import certify
+from mhalearn.judge.residual_dependence import residual_dependence_test
+from mhalearn.judge.verdict import Evidence, check_all_examples, judge
+from mhalearn.layer.comparison import compare
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.random_layers import random_layer
+from mhalearn.run.outcome import Outcome
+from mhalearn.run.run import Run
 
 N, K, D = 120, 4, 4
 TWO, THREE = random_layer(2, D, seed=3), random_layer(3, D, seed=3)
@@ -329,11 +330,11 @@ def test_examples_to_fit_that_contradict_the_layer_forbid_recovered():
     fitted, held = Examples(*one_label_without_tokens()), Examples(X[:20], Y[:20])
     certificate = certify(TWO, held, learned_from=fitted)
     assert certificate.recovered
-    outcome, reason = judge(Evidence(TWO, 2, fitted, held, certificate), Trace(), 0)
+    outcome, reason = judge(Evidence(TWO, 2, fitted, held, certificate), Run(), 0)
     assert outcome is FITTED
     assert "1 of them off" in reason
     clean = Evidence(TWO, 2, Examples(X, Y), held, certificate)
-    assert judge(clean, Trace(), 0)[0] is Outcome.RECOVERED
+    assert judge(clean, Run(), 0)[0] is Outcome.RECOVERED
 
 
 def test_the_canonical_form_of_equal_heads_is_returned():
@@ -398,8 +399,8 @@ def test_no_time_to_exclude_a_missing_head_forbids_recovered():
     fitted, held = Examples(x[20:], y[20:]), Examples(x[:20], y[:20])
     certificate = certify(TWO, held, learned_from=fitted)
     evidence = Evidence(TWO, 2, fitted, held, certificate)
-    assert judge(evidence, Trace(), 0)[0] is Outcome.RECOVERED
-    outcome, reason = judge(evidence, Trace(1e-9), 0)
+    assert judge(evidence, Run(), 0)[0] is Outcome.RECOVERED
+    outcome, reason = judge(evidence, Run(1e-9), 0)
     assert outcome is FITTED
     assert "time limit" in reason
 
@@ -518,7 +519,7 @@ def test_noise_does_not_look_like_structure(noise):
     runs = 25
     excess = np.array(
         [
-            dependence_on_inputs(ZERO, Examples(X[:60], noise(rng(seed))), seed)
+            residual_dependence_test(ZERO, Examples(X[:60], noise(rng(seed))), seed)
             for seed in range(runs)
         ]
     )
@@ -542,11 +543,11 @@ def test_structure_does_not_look_like_noise(labels):
     size = np.sqrt(np.mean(y**2))
     for seed in range(5):
         noisy_labels = y + 0.5 * size * rng(seed).standard_normal(y.shape)
-        assert dependence_on_inputs(ZERO, Examples(X, noisy_labels), seed) > 6.0
+        assert residual_dependence_test(ZERO, Examples(X, noisy_labels), seed) > 6.0
 
 
 def test_a_layer_that_explains_everything_leaves_nothing():
-    assert dependence_on_inputs(ZERO, Examples(X, 0 * Y), 0) == 0.0
+    assert residual_dependence_test(ZERO, Examples(X, 0 * Y), 0) == 0.0
 
 
 @pytest.mark.parametrize("factor", [1.0, 1 + 1.4e-6])
@@ -556,5 +557,5 @@ def test_all_examples_must_be_as_exact_as_the_working_set(factor):
     labels = layer(x).astype(np.float32)
     labels[40:] *= np.float32(factor)
     examples = Examples(x, labels)
-    objection = contradiction(layer, examples.subset(slice(0, 40)), examples)
+    objection = check_all_examples(layer, examples.subset(slice(0, 40)), examples)
     assert (objection is None) == (factor == 1.0)

@@ -6,43 +6,45 @@ Names are imported when first used, so that `import mhalearn` costs nothing by i
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mhalearn._version import __version__ as __version__
+from mhalearn._runtime.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from mhalearn.certificate import Certificate, certify
+    from mhalearn.data import Examples, load_examples
+    from mhalearn.data.inputs import sample_inputs
     from mhalearn.estimator import AttentionRegressor
-    from mhalearn.examples import Examples, load_examples
     from mhalearn.hardness import hard_layer
-    from mhalearn.inputs import sample_inputs
     from mhalearn.interop import from_huggingface, from_torch, to_torch
-    from mhalearn.jacobian import check_jacobian
-    from mhalearn.layer import AttentionLayer, load_layer
-    from mhalearn.matching import Comparison, compare
-    from mhalearn.nondegeneracy import check_nondegeneracy
-    from mhalearn.outcome import Event, Outcome, Solution
+    from mhalearn.judge.certificate import Certificate, certify
+    from mhalearn.judge.jacobian_check import check_jacobian
+    from mhalearn.judge.nondegeneracy import check_nondegeneracy
+    from mhalearn.judge.solution import Solution
+    from mhalearn.layer.comparison import Comparison, compare
+    from mhalearn.layer.layer import AttentionLayer, load_layer
+    from mhalearn.layer.random_layers import random_layer
     from mhalearn.report import write_report
-    from mhalearn.teachers import random_layer
+    from mhalearn.run.events import Event
+from mhalearn.run.outcome import Outcome
 
 _HOMES = {
-    "AttentionLayer": "layer",
+    "AttentionLayer": "layer.layer",
     "AttentionRegressor": "estimator",
-    "Certificate": "certificate",
-    "Comparison": "matching",
-    "Event": "outcome",
-    "Examples": "examples",
-    "Outcome": "outcome",
-    "Solution": "outcome",
-    "certify": "certificate",
-    "check_jacobian": "jacobian",
-    "check_nondegeneracy": "nondegeneracy",
-    "compare": "matching",
+    "Certificate": "judge.certificate",
+    "Comparison": "layer.comparison",
+    "Event": "run.events",
+    "Examples": "data",
+    "Outcome": "run.outcome",
+    "Solution": "judge.solution",
+    "certify": "judge.certificate",
+    "check_jacobian": "judge.jacobian_check",
+    "check_nondegeneracy": "judge.nondegeneracy",
+    "compare": "layer.comparison",
     "from_huggingface": "interop",
     "from_torch": "interop",
     "hard_layer": "hardness",
-    "load_examples": "examples",
-    "load_layer": "layer",
-    "random_layer": "teachers",
-    "sample_inputs": "inputs",
+    "load_examples": "data",
+    "load_layer": "layer.layer",
+    "random_layer": "layer.random_layers",
+    "sample_inputs": "data.inputs",
     "to_torch": "interop",
     "write_report": "report",
 }

@@ -15,27 +15,32 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from mhalearn._version import __version__
-from mhalearn.baselines import adam, lbfgs, linear
-from mhalearn.certificate import Certificate, certify, has_rank, refitted
-from mhalearn.devices import is_first
-from mhalearn.examples import Examples, Survey, as_examples, check_sizes
-from mhalearn.information import Information, measure_information
-from mhalearn.journal import Journal
-from mhalearn.layer import AttentionLayer, Float64
-from mhalearn.newton import learn as learn_newton
-from mhalearn.outcome import Event, Outcome, Solution, Trace
-from mhalearn.polish import polish_on
-from mhalearn.precision import label_precision
-from mhalearn.reduction import reduce_heads
-from mhalearn.refit import refit
-from mhalearn.sculpt import learn as learn_sculpt
-from mhalearn.settings import check_settings, check_start
-from mhalearn.terminal import Progress
-from mhalearn.threads import one_lapack_thread
-from mhalearn.verdict import Evidence, contradiction, is_noisy_alike, judge
+from mhalearn._runtime.devices import is_first
+from mhalearn._runtime.seeds import Stream, generator
+from mhalearn._runtime.threads import one_lapack_thread
+from mhalearn._runtime.types import Float64
+from mhalearn._runtime.version import __version__
+from mhalearn.data import Examples, Survey, as_examples, check_sizes
+from mhalearn.data.input_information import Information, measure_information
+from mhalearn.data.label_precision import label_precision
+from mhalearn.judge.certificate import Certificate, certify, has_rank, refitted
+from mhalearn.judge.solution import Solution
+from mhalearn.judge.verdict import Evidence, check_all_examples, is_noise_without_outliers, judge
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.learners.baselines import adam, lbfgs, linear
+from mhalearn.learners.chen_li import learn as learn_sculpt
+from mhalearn.learners.newton import learn as learn_newton
+from mhalearn.learners.settings import check_settings, check_start
+from mhalearn.report.terminal import Progress
+from mhalearn.run.checkpoint import Checkpoint
+from mhalearn.run.events import Event
+from mhalearn.run.outcome import Candidate, Outcome
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import polish_on
+from mhalearn.solvers.merge_heads import reduce_heads
+from mhalearn.solvers.streaming_bfgs import fit_streamed
 
-LEARNERS: dict[str, Callable[..., Solution]] = {
+LEARNERS: dict[str, Callable[..., Candidate]] = {
     "newton": learn_newton,
     "sculpt": learn_sculpt,
     "adam": adam.learn,
@@ -118,28 +123,28 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> AttentionRegressor:
         """Learn from X (n, k, d) and Y (n, k, e), or from an Examples.
 
-        Memory: of more than `Examples.plenty` a random working set of that many is held, to learn
-        from, to polish and to certify; all others are read in passes, a block at a time. Method
+        Memory: of more than `Examples.working_set_size` a random working set of that many is held,
+        to learn from, to polish and to certify; all others are read in passes, a block at a time. Method
         "sculpt" learns from all. In the end every example counts: one that contradicts the layer
         is told, and under noise the layer is fitted to all.
         """
         examples = as_examples(X, Y, lengths)
         check_settings(self, examples)
         with Progress(enabled=bool(self.progress) and is_first()) as progress:
-            self._trace = Trace(self.max_seconds, self._listener(progress))
+            self._run = Run(self.max_seconds, self._listener(progress))
             examples, part, survey = self._gather(examples)
             check_sizes(survey)
             self._seen = survey.hashes
             if self.checkpoint is not None:
-                self._trace.follow(self._open_journal(examples))
+                self._run.follow(self._open_checkpoint(examples))
             try:
                 with one_lapack_thread():
-                    solution = self._solve(examples, part, survey, self._trace)
+                    solution = self._solve(examples, part, survey, self._run)
             except BaseException:
                 with suppress(OSError):  # what broke the run is to be told
-                    self._trace.journal.flush()
+                    self._run.checkpoint.flush()
                 raise
-            self._trace.journal.flush()
+            self._run.checkpoint.flush()
         self.solution_ = solution
         self.layer_: AttentionLayer = solution.layer
         self.outcome_: Outcome = solution.outcome
@@ -168,36 +173,36 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         wrong = float(np.sum(each * (y - self.predict(X)) ** 2))
         return 1.0 - wrong / spread if spread > 0 else float(wrong == 0.0)
 
-    def best_layer_so_far_(self) -> AttentionLayer | None:
+    def best_layer_so_far(self) -> AttentionLayer | None:
         """The best layer of a fit that is running or was interrupted; None before there is one."""
-        trace: Trace | None = getattr(self, "_trace", None)
-        if trace is None or trace.best is None:
+        run: Run | None = getattr(self, "_run", None)
+        if run is None or run.best is None:
             return None
-        return trace.best.replace(seen=self._seen)
+        return run.best.replace(seen=self._seen)
 
-    def layer_at_hand_(self) -> AttentionLayer | None:
+    def layer_at_hand(self) -> AttentionLayer | None:
         """The layer an event speaks of, asked for inside `on_event`; None where it has none.
 
         Not the best so far, and nothing is promised about it: it is there to be looked at.
         """
-        trace: Trace | None = getattr(self, "_trace", None)
-        return None if trace is None or trace.at_hand is None else trace.at_hand()
+        run: Run | None = getattr(self, "_run", None)
+        return None if run is None or run.layer_at_hand is None else run.layer_at_hand()
 
     def _gather(self, examples: Examples) -> tuple[Examples, Examples, Survey]:
         """The examples, in memory if they are few; the working set, or all; and their survey."""
         heads = self.n_heads
         if isinstance(heads, str):
             heads = _PLAUSIBLE if self.head_dim is None else -(-examples.d // self.head_dim)
-        count = examples.plenty(heads, self.bias, self.head_dim)
+        count = examples.working_set_size(heads, self.bias, self.head_dim)
         if count == examples.n:
             examples = examples if examples.in_memory else examples.subset(slice(None))
             return examples, examples, examples.survey()
         survey, part = examples.survey_and_sample(count, self.random_state)
         detail = f"{count} of {examples.n} examples"
-        self._trace.emit("working set", count, detail=detail, of=examples.n)
+        self._run.emit("working set", count, detail=detail, of=examples.n)
         return examples, part, survey
 
-    def _solve(self, examples: Examples, part: Examples, survey: Survey, trace: Trace) -> Solution:
+    def _solve(self, examples: Examples, part: Examples, survey: Survey, run: Run) -> Solution:
         """The order of the steps; `part` is the working set, or all examples."""
         parts = self._split(examples, part)
         fitted, held = parts.fitted, parts.held
@@ -207,21 +212,21 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         outcome, reason = self._judge(learned, layer, certificate, parts)
         objection = None
         if parts.has_more and outcome in (Outcome.RECOVERED, Outcome.FITTED):
-            objection = contradiction(layer, fitted, examples)
+            objection = check_all_examples(layer, fitted, examples)
             if objection is not None:
                 outcome, reason = Outcome.FITTED, objection
         if held is not None and certificate is not None and outcome is Outcome.FITTED:
             if certificate.recovered:
                 certificate = replace(certificate, recovered=False, reason=reason)
-            may_refit = self.polish and objection is None and not trace.expired
-            if may_refit and is_noisy_alike(layer, fitted, held):
+            may_refit = self.polish and objection is None and not run.is_over()
+            if may_refit and is_noise_without_outliers(layer, fitted, held):
                 layer, certificate, told = self._refit(layer, certificate, parts)
                 reason += told
-        trace.emit("outcome", detail=f"{outcome.name}: {reason}")
+        run.emit("outcome", detail=f"{outcome.name}: {reason}")
         return Solution(
             layer=layer.replace(seen=self._seen),
             outcome=outcome,
-            trace=trace.events,
+            trace=run.events,
             reason=reason,
             certificate=certificate,
             settings=self._settings(examples),
@@ -241,15 +246,15 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         count = min(max(2, groups // 8), 1024)
         if groups - count < 1.5 * limit:
             return _Parts(examples, part, part, None, information)
-        order = np.random.default_rng([self.random_state, 0x5B117]).permutation(groups)
+        order = generator(self.random_state, Stream.CERTIFY_SPLIT).permutation(groups)
         held = np.isin(information.group_of, order[:count])
         return _Parts(examples, part, part.subset(~held), part.subset(held), information)
 
-    def _learn(self, parts: _Parts, survey: Survey) -> Solution:
+    def _learn(self, parts: _Parts, survey: Survey) -> Candidate:
         """Run the learner on what is fitted or, if it can, on all that is not held out."""
         options: dict[str, Any] = {}
-        if self._method == "newton" and self._trace.journal.start is not None:
-            options["start"] = self._trace.journal.start
+        if self._method == "newton" and self._run.checkpoint.start is not None:
+            options["start"] = self._run.checkpoint.start
         given = parts.fitted
         if parts.has_more and self._method in _STREAMS:
             held = parts.held
@@ -264,18 +269,18 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             causal=self.causal,
             head_dim=self.head_dim,
             seed=self.random_state,
-            trace=self._trace,
+            run=self._run,
             **options,
         )
-        return self._trace.once("solution", learn)
+        return self._run.once("solution", learn)
 
-    def _polish(self, learned: Solution, fitted: Examples) -> AttentionLayer:
+    def _polish(self, learned: Candidate, fitted: Examples) -> AttentionLayer:
         """The layer to be judged: polished and with no head too many, unless the learner failed."""
         layer = learned.layer
         if self.polish and learned.outcome is Outcome.FITTED:
-            trace, head_dim = self._trace, self.head_dim
-            layer, loss = polish_on(fitted, layer, trace, bias=self.bias, head_dim=head_dim)
-            layer, _ = reduce_heads(layer, loss, fitted, trace, head_dim=head_dim)
+            run, head_dim = self._run, self.head_dim
+            layer, loss = polish_on(fitted, layer, run, bias=self.bias, head_dim=head_dim)
+            layer, _ = reduce_heads(layer, loss, fitted, run, head_dim=head_dim)
         return layer.replace(metadata=self._metadata(fitted.n))
 
     def _certify(self, layer: AttentionLayer, fitted: Examples, held: Examples) -> Certificate:
@@ -283,14 +288,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if rank is not None and not has_rank(layer, rank):  # a learner that does not keep to it
             rank = None
         certificate = certify(layer, held, learned_from=fitted, head_dim=rank)
-        self._trace.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
+        self._run.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
         return certificate
 
     @property
     def _method(self) -> str:
         return "newton" if self.method == "auto" else self.method
 
-    def _open_journal(self, examples: Examples) -> Journal:
+    def _open_checkpoint(self, examples: Examples) -> Checkpoint:
         """The checkpoint, of this run and no other."""
         assert self.checkpoint is not None
         run = {
@@ -304,14 +309,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             "random_state": int(self.random_state),
             "examples": blake2b(self._seen.tobytes(), digest_size=16).hexdigest(),
         }
-        journal = Journal.open(self.checkpoint, run, self._seen, resume=self.resume)
-        if journal.is_plain and journal.start is not None:
-            check_start(journal.start, self, examples)
-        return journal
+        checkpoint = Checkpoint.open(self.checkpoint, run, self._seen, resume=self.resume)
+        if checkpoint.is_plain and checkpoint.start is not None:
+            check_start(checkpoint.start, self, examples)
+        return checkpoint
 
     def _judge(
         self,
-        learned: Solution,
+        learned: Candidate,
         layer: AttentionLayer,
         certificate: Certificate | None,
         parts: _Parts,
@@ -327,13 +332,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             )
         recovered = certificate is not None and certificate.recovered
         ended = learned.outcome
-        if self._trace.expired and not recovered:
+        if self._run.is_over() and not recovered:
             ended = Outcome.TIME_LIMIT
         if ended is not Outcome.FITTED and not recovered:
             return ended, learned.reason or ended.explanation
         if self.method == "sculpt" and not self.polish and not recovered:
             # The phases end short of the best fit, so what is left over says nothing of heads.
-            error = self._trace.best_loss
+            error = self._run.best_loss
             return Outcome.FITTED, f"relative squared error {error:.1e} before polish"
         about_attention = information.about_attention(layer, self.head_dim)
         evidence = Evidence(
@@ -346,21 +351,21 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             equations=min(information.examples / limit, about_attention),
             head_dim=self.head_dim,
         )
-        return judge(evidence, self._trace, self.random_state)
+        return judge(evidence, self._run, self.random_state)
 
     def _refit(
         self, layer: AttentionLayer, certificate: Certificate, parts: _Parts
     ) -> tuple[AttentionLayer, Certificate, str]:
         """Under noise what was held out, or left where it is, is worth more fitted."""
         examples, part = parts.every, parts.working
-        head_dim, trace, told = self.head_dim, self._trace, ""
-        layer, _ = polish_on(part, layer, trace, bias=self.bias, head_dim=head_dim)
+        head_dim, run, told = self.head_dim, self._run, ""
+        layer, _ = polish_on(part, layer, run, bias=self.bias, head_dim=head_dim)
         if parts.has_more:
-            streamed = refit(layer, examples, part, trace, head_dim=head_dim)
+            streamed = fit_streamed(layer, examples, part, run, head_dim=head_dim)
             if streamed is not None:
                 layer = streamed
             elif examples.in_memory:
-                layer, _ = polish_on(examples, layer, trace, bias=self.bias, head_dim=head_dim)
+                layer, _ = polish_on(examples, layer, run, bias=self.bias, head_dim=head_dim)
             else:
                 examples, told = part, f"; estimated from {part.n} of {examples.n} examples"
         layer = layer.replace(metadata=self._metadata(examples.n))
@@ -390,7 +395,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """The running trace belongs to the process; callbacks are the caller's to restore."""
         state = dict(super().__getstate__())
-        state.pop("_trace", None)
+        state.pop("_run", None)
         state.pop("_seen", None)
         state["on_event"] = None
         return state

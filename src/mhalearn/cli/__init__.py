@@ -12,7 +12,7 @@ import typer
 
 from mhalearn import __version__
 from mhalearn.cli import bench, convert, demo, generate, hard, judge, learn, studio
-from mhalearn.cli.ending import Exit, say
+from mhalearn.cli.exit_codes import Exit, say
 from mhalearn.cli.output import write
 
 __all__ = ["main", "run"]

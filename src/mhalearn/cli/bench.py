@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mhalearn.cli.ending import guarded
+from mhalearn.cli.exit_codes import guarded
 
 commands = typer.Typer()
 _SCRIPT = Path("benchmarks") / "bench.py"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mhalearn.cli.ending import Exit, guarded
+from mhalearn.cli.exit_codes import Exit, guarded
 from mhalearn.cli.options import Json, LayerFile
 from mhalearn.cli.output import print_facts, print_json, say_heads
 
 if TYPE_CHECKING:
-    from mhalearn.layer import AttentionLayer
+    from mhalearn.layer.layer import AttentionLayer
 
 commands = typer.Typer()
 
@@ -137,7 +137,7 @@ def _count_heads(layer: AttentionLayer, heads: int | None, head_dim: int | None)
 
 
 def _check_places(source: Path, out: Path, suffixes: tuple[str, ...]) -> None:
-    from mhalearn import storage
+    from mhalearn._runtime import storage
 
     if out.suffix not in suffixes:
         raise ValueError(f"--out {storage.show(out)}: name a file that ends in {_or(suffixes)}")

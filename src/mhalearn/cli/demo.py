@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from mhalearn.cli.cache import use_compilation_cache
-from mhalearn.cli.ending import Exit, guarded
+from mhalearn.cli.exit_codes import Exit, guarded
 from mhalearn.cli.fit import fit
 from mhalearn.cli.generate import draw
 from mhalearn.cli.options import Folder, Json, make_folder

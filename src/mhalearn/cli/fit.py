@@ -9,18 +9,18 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from mhalearn.cli.ending import Stopped
+from mhalearn.cli.exit_codes import Stopped
 
 if TYPE_CHECKING:
-    from mhalearn.examples import Examples
-    from mhalearn.layer import AttentionLayer
-    from mhalearn.outcome import Event
+    from mhalearn.data import Examples
+    from mhalearn.layer.layer import AttentionLayer
+    from mhalearn.run.events import Event
 
 
 def fit(estimator: Any, examples: Examples, out: Path | None) -> Any:
     """Fit behind the live line. On Ctrl-C or an OSError the best layer so far is saved."""
-    from mhalearn.devices import anywhere, is_first, n_processes
-    from mhalearn.terminal import Progress
+    from mhalearn._runtime.devices import any_process, is_first, n_processes
+    from mhalearn.report.terminal import Progress
 
     # Processes of one run stop at the same event, or some would wait for the others.
     alone = n_processes() == 1
@@ -29,7 +29,7 @@ def fit(estimator: Any, examples: Examples, out: Path | None) -> Any:
 
         def on_event(event: Event) -> None:
             # An interrupt that arrives inside a destructor or a callback is swallowed there.
-            if anywhere(asked()):
+            if any_process(asked()):
                 raise KeyboardInterrupt
             progress.on_event(event)
 
@@ -50,7 +50,7 @@ def fit(estimator: Any, examples: Examples, out: Path | None) -> Any:
 
 def _save_best(estimator: Any, out: Path | None) -> str | None:
     """Save the best layer so far, if there is one and a place for it; returns the place."""
-    best: AttentionLayer | None = estimator.best_layer_so_far_()
+    best: AttentionLayer | None = estimator.best_layer_so_far()
     if best is None or out is None:
         return None
     best.replace(metadata={**best.metadata, "outcome": "interrupted"}).save(out)
@@ -58,7 +58,7 @@ def _save_best(estimator: Any, out: Path | None) -> str | None:
 
 
 def _hint(error: BaseException, estimator: Any) -> None:
-    from mhalearn.journal import holds_something
+    from mhalearn.run.checkpoint import holds_something
 
     if estimator.checkpoint is not None and holds_something(estimator.checkpoint):
         error.add_note("--resume goes on from the checkpoint")

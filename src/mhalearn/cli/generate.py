@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mhalearn.cli.ending import Exit, guarded
+from mhalearn.cli.exit_codes import Exit, guarded
 from mhalearn.cli.options import Count, Folder, Json, Noise, Seed, make_folder
 from mhalearn.cli.output import print_facts, print_json, say_heads, times
 
 if TYPE_CHECKING:
-    from mhalearn.examples import Examples
-    from mhalearn.layer import AttentionLayer
+    from mhalearn.data import Examples
+    from mhalearn.layer.layer import AttentionLayer
 
 commands = typer.Typer()
 
@@ -97,7 +97,7 @@ def draw(
 ) -> Examples:
     """Examples of a layer, in memory; they remember which, for `certify` to tell."""
     import mhalearn as mha
-    from mhalearn.layer import parameters_hash
+    from mhalearn.layer.layer import parameters_hash
 
     drawn = mha.Examples.from_callable(
         layer, inputs, n=n, k=tokens, d=layer.d, seed=seed, noise=noise
@@ -115,7 +115,7 @@ def _random(recipe: dict[str, Any], seed: int) -> AttentionLayer:
 
 def _from_file(file: Path, recipe: dict[str, Any], out: Path) -> AttentionLayer:
     import mhalearn as mha
-    from mhalearn import storage
+    from mhalearn._runtime import storage
 
     if recipe:
         names = {"n_heads": "heads", "d": "dim"}

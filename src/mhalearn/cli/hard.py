@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mhalearn.cli.cache import use_compilation_cache
-from mhalearn.cli.ending import Exit, guarded
+from mhalearn.cli.exit_codes import Exit, guarded
 from mhalearn.cli.generate import draw
 from mhalearn.cli.options import Count, Folder, Json, Noise, Seed, make_folder
 from mhalearn.cli.output import print_facts, print_json, print_table, strict
@@ -99,7 +99,7 @@ def curve(
     as_json: Json = False,
 ) -> int:
     """What parities of ever more bits cost each learner, beside random layers of the same shape."""
-    from mhalearn import storage
+    from mhalearn._runtime import storage
     from mhalearn.hardness.curve import growth, measure_cost, record_of, summarise
 
     cells = _cells(heads, dims, methods)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mhalearn.cli.cache import use_compilation_cache
-from mhalearn.cli.ending import Exit, guarded
+from mhalearn.cli.exit_codes import Exit, guarded
 from mhalearn.cli.options import Json, LayerFile
 from mhalearn.cli.output import print_facts, print_json, print_table, print_verdict
 
@@ -30,7 +30,7 @@ def certify(
 ) -> int:
     """State what is certain about a layer, from fresh examples."""
     import mhalearn as mha
-    from mhalearn.layer import parameters_hash
+    from mhalearn.layer.layer import parameters_hash
 
     if not 0 < delta < 1:
         raise ValueError(f"--delta {delta}: give a number between 0 and 1, such as 0.05")

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from mhalearn.cli.cache import use_compilation_cache
-from mhalearn.cli.ending import Exit, Stopped, guarded
+from mhalearn.cli.distributed import join
+from mhalearn.cli.exit_codes import Exit, Stopped, guarded
 from mhalearn.cli.fit import fit
 from mhalearn.cli.options import Json, Seed, check_outputs
 from mhalearn.cli.output import print_json, print_verdict, say_heads, times
-from mhalearn.cli.together import meet
 
 if TYPE_CHECKING:
+    from mhalearn.data import Examples
     from mhalearn.estimator import AttentionRegressor
-    from mhalearn.examples import Examples
 
 commands = typer.Typer()
 
@@ -94,7 +94,7 @@ def learn(
         raise ValueError(f"--max-seconds {max_seconds}: give a positive number of seconds")
     if resume and checkpoint is None:
         raise ValueError("--resume needs --checkpoint FILE, the file to continue from")
-    speaking = meet() if distributed else True
+    speaking = join() if distributed else True
     check_outputs(examples, out=out, report=report, checkpoint=checkpoint)
 
     import mhalearn as mha

@@ -19,7 +19,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 
 def make_folder(folder: Path, *names: str) -> dict[str, Path]:
     """Make a folder and check that the named files can be written in it; paths by stem."""
-    from mhalearn import storage
+    from mhalearn._runtime import storage
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def check_outputs(examples: Path, **outputs: Path | None) -> None:
 
     A layer's file says by its name what it is: other programs go by that.
     """
-    from mhalearn import storage
+    from mhalearn._runtime import storage
 
     taken = {os.path.realpath(examples): "the examples"}
     for name, path in outputs.items():

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from mhalearn.cli.cache import cache_folder
-from mhalearn.cli.ending import Exit, guarded, say
+from mhalearn.cli.exit_codes import Exit, guarded, say
 from mhalearn.cli.output import write
 
 commands = typer.Typer()

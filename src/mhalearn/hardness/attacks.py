@@ -12,9 +12,10 @@ import numpy as np
 import scipy.optimize
 from numpy.typing import NDArray
 
-from mhalearn.examples import Examples
+from mhalearn._runtime.seeds import Stream, generator
+from mhalearn._runtime.types import Float64
+from mhalearn.data import Examples
 from mhalearn.hardness.families import differences, entry_bound, is_shown, largest_sum
-from mhalearn.layer import Float64
 
 Bits = NDArray[np.uint8]
 # Secrets that are looked at together, and examples that reject most of them.
@@ -75,7 +76,7 @@ def break_parity(
     found = eliminate(equations, right)
     if found is not None and count - unknowns >= math.log2(1 / _CHANCE):
         return Broken(np.concatenate([[0], found]).astype(np.int64), 1, examples.n)
-    rng = np.random.default_rng([seed, 0x6F2])
+    rng = generator(seed, Stream.ATTACK)
     size = unknowns + _SPARE
     best, least = None, 0.5 + math.sqrt(math.log(tries / _CHANCE) / (2 * max(1, count - size)))
     for _ in range(tries if count > size else 0):

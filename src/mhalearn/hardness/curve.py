@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 from scipy.optimize import lsq_linear
 
+from mhalearn._runtime.threads import one_lapack_thread
+from mhalearn.data import Examples
+from mhalearn.data.inputs import sample_inputs
 from mhalearn.estimator import LEARNERS
-from mhalearn.examples import Examples
 from mhalearn.hardness.families import Secret, hard_layer
-from mhalearn.inputs import sample_inputs
-from mhalearn.layer import AttentionLayer
-from mhalearn.outcome import Outcome, Trace
-from mhalearn.polish import polish_on
-from mhalearn.teachers import random_layer
-from mhalearn.threads import one_lapack_thread
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.random_layers import random_layer
+from mhalearn.run.outcome import Outcome
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import polish_on
 
 METHODS = ("newton", "sculpt", "adam", "lbfgs")
 # Relative squared error on fresh inputs that counts as learned; who ignores the secret makes 1/2.
@@ -94,7 +95,7 @@ def _learn(
     cell: Cell, examples: Examples, seed: int, budget: float
 ) -> tuple[AttentionLayer, Outcome]:
     """Learner and polish alone: nothing is certified, which would take longer than to learn."""
-    trace = Trace(budget)
+    run = Run(budget)
     with one_lapack_thread():
         found = LEARNERS[cell.method](
             examples,
@@ -103,11 +104,11 @@ def _learn(
             causal=False,
             head_dim=None,
             seed=seed,
-            trace=trace,
+            run=run,
         )
         if found.outcome is not Outcome.FITTED:
             return found.layer, found.outcome
-        return polish_on(examples, found.layer, trace, bias=False, head_dim=None)[0], found.outcome
+        return polish_on(examples, found.layer, run, bias=False, head_dim=None)[0], found.outcome
 
 
 def tells(layer: AttentionLayer, secret: Secret, seed: int = 0) -> bool:

@@ -12,11 +12,11 @@ from itertools import combinations
 
 import numpy as np
 
+from mhalearn._runtime.types import Float64
+from mhalearn._runtime.validation import check_count
 from mhalearn.hardness.families import Secret, hard_layer, sharp_layer
 from mhalearn.hardness.queries import cube
-from mhalearn.inputs import check_count
-from mhalearn.layer import Float64
-from mhalearn.teachers import random_layer
+from mhalearn.layer.random_layers import random_layer
 
 
 @dataclass(frozen=True)

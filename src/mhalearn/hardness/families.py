@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mhalearn import storage
-from mhalearn.inputs import Stream, check_count, generator, is_number
-from mhalearn.layer import AttentionLayer, Float64, check_array
-from mhalearn.teachers import random_layer
+from mhalearn._runtime import storage
+from mhalearn._runtime.seeds import Stream, generator
+from mhalearn._runtime.types import Float64
+from mhalearn._runtime.validation import check_array, check_count, is_number
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.random_layers import random_layer
 
 FAMILIES = ("parity", "rounding")
 MODULUS = 8

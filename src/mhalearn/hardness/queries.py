@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mhalearn._runtime.types import Float64
+from mhalearn._runtime.validation import check_array, check_count, check_inputs, is_number
 from mhalearn.hardness.families import Secret
-from mhalearn.inputs import check_count, is_number
-from mhalearn.layer import Float64, check_array, check_inputs
 
 # Queries map all inputs and labels (n, 2, d), (n, 2, e) to one number from -1 to 1 an example.
 Query = Callable[[NDArray[Any], Float64], Float64]

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mhalearn.layer import AttentionLayer, check_array
+from mhalearn._runtime.validation import check_array
+from mhalearn.layer.layer import AttentionLayer
 
 Floats = NDArray[Any]
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mhalearn import storage
+from mhalearn._runtime import storage
 from mhalearn.interop.naming import BERT, GPT2, TRANSFORMER_LENS
 from mhalearn.interop.rejections import refuse_config
 from mhalearn.interop.state_dict import Source, find_layer, open_state_dict
-from mhalearn.layer import AttentionLayer
+from mhalearn.layer.layer import AttentionLayer
 
 
 def from_huggingface(

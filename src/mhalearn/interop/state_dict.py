@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mhalearn import storage
+from mhalearn._runtime import storage
 from mhalearn.interop.backend import require_torch, weight
 from mhalearn.interop.factors import Factors
 from mhalearn.interop.naming import Block, Naming, find_blocks

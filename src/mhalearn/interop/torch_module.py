@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mhalearn import storage
+from mhalearn._runtime import storage
 from mhalearn.interop.backend import require_torch
 from mhalearn.interop.factors import Factors, carried_factors, factorise
 from mhalearn.interop.naming import TORCH
 from mhalearn.interop.state_dict import Source, find_layer, open_state_dict
-from mhalearn.layer import AttentionLayer
+from mhalearn.layer.layer import AttentionLayer
 
 
 def from_torch(module: Any, *, causal: bool = False) -> AttentionLayer:

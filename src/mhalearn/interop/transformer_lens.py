@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn.interop.factors import carried_factors, factorise
-from mhalearn.layer import AttentionLayer
+from mhalearn.layer.layer import AttentionLayer
 
 
 def to_transformer_lens(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from markupsafe import Markup
 
-from mhalearn.certificate import Certificate
+from mhalearn.judge.certificate import Certificate
 from mhalearn.report import figures
 from mhalearn.report.numbers import number
 

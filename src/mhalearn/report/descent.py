@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mhalearn.outcome import Event
 from mhalearn.report.drawing import INK, MUTED, SERIES, STYLE, calm, log_ticks, svg
 from mhalearn.report.numbers import number
+from mhalearn.run.events import Event
 
 # Most points of a curve that are drawn.
 _MOST_POINTS = 600

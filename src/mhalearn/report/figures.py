@@ -11,7 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from mhalearn.layer import Float64
+from mhalearn._runtime.types import Float64
 from mhalearn.report.drawing import RULE, SERIES, STYLE, calm, log_ticks, svg
 from mhalearn.report.numbers import number, short
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from mhalearn.layer import AttentionLayer, Float64
-from mhalearn.matching import Comparison, compare
+from mhalearn._runtime.types import Float64
+from mhalearn.layer.comparison import Comparison, compare
+from mhalearn.layer.layer import AttentionLayer
 from mhalearn.report import figures
 from mhalearn.report.numbers import number
 

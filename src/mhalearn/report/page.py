@@ -9,18 +9,19 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from mhalearn import storage
-from mhalearn.layer import AttentionLayer
-from mhalearn.nondegeneracy import NondegeneracyReport, check_nondegeneracy
-from mhalearn.outcome import Outcome, Solution
+from mhalearn._runtime import storage
+from mhalearn._runtime.threads import one_lapack_thread
+from mhalearn.judge.nondegeneracy import NondegeneracyReport, check_nondegeneracy
+from mhalearn.judge.solution import Solution
+from mhalearn.layer.layer import AttentionLayer
 from mhalearn.report import figures
-from mhalearn.report.again import describe_again
 from mhalearn.report.certainty import draw_spectrum, list_certainties, list_numbers
 from mhalearn.report.descent import draw_descent, list_stages
 from mhalearn.report.heads import MOST_DRAWN, describe_heads, match_heads
 from mhalearn.report.numbers import number, typeset
 from mhalearn.report.phases import describe_phases
-from mhalearn.threads import one_lapack_thread
+from mhalearn.report.reproduce import describe_again
+from mhalearn.run.outcome import Outcome
 
 _MOST_STAGES = 40
 # Inches of figures that span the page: on a desk, and on a telephone.

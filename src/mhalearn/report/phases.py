@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from mhalearn.outcome import Event
 from mhalearn.report.numbers import RAISED, number
 from mhalearn.report.phase_figures import Curve, Marks, sorted_values
+from mhalearn.run.events import Event
 
 _HEADINGS = {
     1: "A crude sum of the projections",

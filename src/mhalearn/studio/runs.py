@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from mhalearn.studio.wish import Limits, Wish
+from mhalearn.studio.request import Limits, Wish
 
 # The longest line a worker may send: pictures of eight heads have a tenth of it.
 _LONGEST_LINE = 2**20

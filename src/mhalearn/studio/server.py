@@ -21,8 +21,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mhalearn.studio.request import INPUTS, METHODS, PRESETS, Limits, bounds, read_wish
 from mhalearn.studio.runs import Run, Runs, TooManyRuns
-from mhalearn.studio.wish import INPUTS, METHODS, PRESETS, Limits, bounds, read_wish
 
 HOST = "127.0.0.1"
 _NAMES = ("127.0.0.1", "localhost")

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mhalearn as mha
-from mhalearn.studio.wish import Wish
+from mhalearn.studio.request import Wish
 
 # Events a run tells one by one, and pictures of its heads; later ones by the clock.
 _MANY_EVENTS, _MANY_PICTURES = 600, 40
@@ -127,7 +127,7 @@ class Learning:
 
     def _best_layer(self) -> mha.AttentionLayer | None:
         """What the learner has chosen or, if it fits better, what was shown last: polish, say."""
-        layers = (self._estimator.best_layer_so_far_(), self._watcher.last)
+        layers = (self._estimator.best_layer_so_far(), self._watcher.last)
         known = [layer for layer in layers if layer is not None]
         x, y, _ = self._examples.subset(slice(_SOME)).arrays()
         return min(known, key=lambda layer: np.sum((layer(x) - y) ** 2), default=None)
@@ -160,7 +160,7 @@ class Watcher:
         if self._messages > _MANY_EVENTS and now - self._told < _EVENT_SECONDS and not event.detail:
             return
         self._messages, self._told = self._messages + 1, now
-        layer = self._estimator.layer_at_hand_()
+        layer = self._estimator.layer_at_hand()
         if layer is not None:
             self._looked = True
         elif not self._looked:  # a learner that shows no steps has at least its best layer
@@ -193,7 +193,7 @@ class Watcher:
 
     def _newest_best(self) -> mha.AttentionLayer | None:
         """The best layer so far, where it is another than before."""
-        best = self._estimator.best_layer_so_far_()
+        best = self._estimator.best_layer_so_far()
         known = self._best
         if best is None or (known is not None and np.array_equal(best.theta, known.theta)):
             return None

@@ -1,0 +1,1 @@
+"""The ground floor: devices, threads, seeds, validation, files, types, version."""

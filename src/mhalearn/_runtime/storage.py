@@ -1,0 +1,358 @@
+"""Files: safetensors and npz, nothing that can execute.
+
+Writes are atomic: readers see the old file or the new one, never half of it. A file that cannot be
+read or written as asked is a `ValueError` of one line with the path, the problem and the remedy; an
+`OSError` is left for what breaks from outside while bytes are on their way (a full disk).
+"""
+
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from mhalearn._runtime.version import __version__
+
+AnyPath = str | os.PathLike[str]
+Tensors = dict[str, NDArray[Any]]
+
+# What safetensors calls the dtypes that mhalearn writes.
+_DTYPES = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+_NUMPY_DTYPES = {code: np.dtype(name) for name, code in _DTYPES.items()}
+_NUMPY_DTYPES["BF16"] = np.dtype(np.float32)
+_FROM_OUTSIDE = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+
+
+def show(path: AnyPath) -> str:
+    """A path as an error message may hold it: on one line, in printable characters."""
+    text = os.fspath(path)
+    return text if text and text.isprintable() else repr(text)
+
+
+# Writing
+
+
+def write_atomically(path: AnyPath, data: bytes) -> None:
+    """Put data in a file, all of it or nothing: temporary file, fsync, rename."""
+    _write(path, [data])
+
+
+def write_tensors(path: AnyPath, tensors: Tensors, metadata: dict[str, str]) -> None:
+    """Write a safetensors file, atomically; equal contents give equal bytes.
+
+    The header is laid out here because the safetensors library leaves its order to a hash map.
+    Cost: one pass over the tensors, no copy of those already contiguous.
+    """
+    metadata = {"mhalearn_version": __version__} | metadata
+    if not all(
+        isinstance(text, str) and _is_unicode(text) for pair in metadata.items() for text in pair
+    ):
+        raise ValueError(
+            f"{show(path)}: metadata must be strings of Unicode text; convert it first"
+        )
+    arrays = {name: _storable(path, name, array) for name, array in tensors.items()}
+    # Wide items first, so that every tensor is aligned to its own item size.
+    names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
+    end = 0
+    for name in names:
+        start, end = end, end + arrays[name].nbytes
+        header[name] = {
+            "dtype": _DTYPES[arrays[name].dtype.name],
+            "shape": list(arrays[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    parts = [len(text).to_bytes(8, "little"), text]
+    _write(path, [*parts, *(arrays[name].reshape(-1).view(np.uint8).data for name in names)])
+
+
+def write_npz(path: AnyPath, arrays: Tensors) -> None:
+    """Write an npz file, atomically. Memory: a second copy of the arrays."""
+    buffer = BytesIO()
+    np.savez(buffer, allow_pickle=False, **dict(sorted(arrays.items())))
+    _write(path, [buffer.getbuffer()])
+
+
+def remove_leftovers(path: AnyPath) -> None:
+    """Remove what writes of this file left beside it when their process was killed."""
+    target = _target(path)
+    with suppress(OSError):
+        for name in os.listdir(target.parent):
+            if re.fullmatch(rf"\.{_mark(target)}-[0-9a-f]{{16}}\.tmp", name):
+                (target.parent / name).unlink(missing_ok=True)
+
+
+def check_writable(path: AnyPath) -> None:
+    """Raise now the ValueError that a write would raise later. Leaves nothing behind."""
+    with _temporary(path, _target(path)):
+        pass
+
+
+def _storable(path: AnyPath, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype == ml_dtypes.bfloat16:
+        array = array.astype(np.float32)
+    if array.dtype.name not in _DTYPES:
+        raise ValueError(
+            f"{show(path)}: {name} has dtype {array.dtype}, which cannot be stored; "
+            "convert it to float64 or an integer type"
+        )
+    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a string can be encoded: file names from the system may hold lone surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _write(path: AnyPath, parts: Iterable[bytes | memoryview]) -> None:
+    target = _target(path)
+    with _temporary(path, target) as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+        os.replace(file.name, target)
+    _sync_folder(target.parent)
+
+
+def _target(path: AnyPath) -> Path:
+    """The file a path names, links followed; a ValueError if no file can be there."""
+    try:
+        target = Path(os.path.realpath(path))
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return target
+    except NotADirectoryError:
+        raise ValueError(f"{show(path)}: {show(target.parent)} is not a folder") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{show(path)}: not a usable path ({_reason(error)})") from None
+    if stat.S_ISDIR(mode):
+        raise ValueError(f"{show(path)} is a folder: give the name of a file")
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{show(path)} is not a regular file: give the name of a file")
+    return target
+
+
+@contextmanager
+def _temporary(path: AnyPath, target: Path) -> Iterator[BinaryIO]:
+    """An empty file beside the target, gone afterwards unless it was renamed."""
+    temporary = target.parent / f".{_mark(target)}-{secrets.token_hex(8)}.tmp"
+    try:
+        file = open(temporary, "xb")  # noqa: SIM115
+    except FileNotFoundError:
+        folder = show(target.parent)
+        raise ValueError(f"{show(path)}: folder {folder} does not exist; create it first") from None
+    except OSError as error:
+        if error.errno in _FROM_OUTSIDE:
+            raise
+        raise ValueError(
+            f"{show(path)}: cannot write to folder {show(target.parent)} ({_reason(error)}); "
+            "choose another place"
+        ) from None
+    try:
+        yield file
+    finally:
+        with suppress(OSError):  # what a failed write left in the buffer cannot be written either
+            file.close()
+        temporary.unlink(missing_ok=True)
+
+
+def _mark(target: Path) -> str:
+    """What the temporary files of a target have in common; its own name may be too long."""
+    return blake2b(os.fsencode(target.name), digest_size=4).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the system lets a folder be synced."""
+    if os.name != "posix":
+        return
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# Reading
+
+
+class Header(NamedTuple):
+    """What a safetensors file says of itself before any tensor is read."""
+
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, np.dtype[Any]]  # as `read_tensors` returns them
+    metadata: dict[str, str]
+
+
+def read_tensors(
+    path: AnyPath,
+    *,
+    kind: str | None,
+    required: tuple[str, ...],
+    only: tuple[str, ...] | None = None,
+    rows: slice | None = None,
+) -> tuple[Tensors, dict[str, str]]:
+    """The tensors of a safetensors file (all, or those in `only`) and its metadata.
+
+    rows: of each tensor only these, along its first axis; the rest of it is not read.
+    The file must say that it is of this `kind` (None: a file of another library may say anything)
+    and hold the required tensors. bfloat16, which NumPy lacks, is read as float32; every other
+    dtype as it is.
+    """
+    with _opened(path, kind, required) as file:
+        tensors = {}
+        for name in sorted(file.keys() if only is None else set(only) & set(file.keys())):
+            tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
+            if tensor.dtype == ml_dtypes.bfloat16:
+                tensor = tensor.astype(np.float32)
+            tensors[name] = tensor
+        return tensors, dict(file.metadata() or {})
+
+
+def peek_shapes(path: AnyPath) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Shapes and metadata of any safetensors file, whoever wrote it and whatever its dtypes."""
+    with _opened(path, None, ()) as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        return shapes, dict(file.metadata() or {})
+
+
+def peek_tensors(path: AnyPath, *, kind: str, required: tuple[str, ...]) -> Header:
+    """Shapes, dtypes and metadata of a safetensors file. Cost: its header is read, no tensor."""
+    with _opened(path, kind, required) as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        codes = {name: part.get_dtype() for name, part in slices.items()}
+        for name, code in codes.items():
+            if code not in _NUMPY_DTYPES:
+                raise ValueError(f"{show(path)}: {name} has dtype {code}; save it as F32 or F64")
+        return Header(
+            {name: tuple(part.get_shape()) for name, part in slices.items()},
+            {name: _NUMPY_DTYPES[code] for name, code in codes.items()},
+            dict(file.metadata()),
+        )
+
+
+def read_npz(path: AnyPath, required: tuple[str, ...]) -> Tensors:
+    """All arrays of an npz file. Arrays of Python objects, which need unpickling, are refused."""
+    check_file(path)
+    try:
+        # Headers of foreign files are read leniently; a warning there helps nobody.
+        with warnings.catch_warnings(action="ignore"), open(path, "rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise ValueError("a single array, not an archive")
+            with loaded:
+                arrays = {name: loaded[name] for name in loaded.files}
+                if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+                    raise ValueError("an archive of something else than arrays")
+    except MemoryError:
+        raise ValueError(f"{show(path)}: its arrays do not fit into memory; split them") from None
+    # zipfile, zlib, struct and NumPy each have their own exceptions for damaged bytes.
+    except Exception:
+        raise ValueError(
+            f"{show(path)} is not a readable .npz file of numbers ({_looks_like(path)}); "
+            "save it again with numpy.savez and plain numeric arrays"
+        ) from None
+    _check_names(path, arrays, required)
+    return arrays
+
+
+def check_file(path: AnyPath) -> None:
+    """Refuse a path that is missing, a folder or a device, before anything opens it."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        raise ValueError(f"{show(path)} does not exist: check the path") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{show(path)} cannot be read ({_reason(error)}): check it") from None
+    if stat.S_ISDIR(mode):
+        raise ValueError(f"{show(path)} is a folder: give the name of a file")
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{show(path)} is not a regular file: give the name of a file")
+
+
+@contextmanager
+def _opened(path: AnyPath, kind: str | None, required: tuple[str, ...]) -> Iterator[Any]:
+    check_file(path)
+    try:
+        with safe_open(path, framework="np") as file:
+            found = (file.metadata() or {}).get("kind")
+            if kind is not None and found != kind:
+                said = "does not say what it holds" if found is None else f"holds {found!r}"
+                raise ValueError(
+                    f"{show(path)} {said}: give a file that mhalearn saved as {kind!r}"
+                )
+            _check_names(path, file.keys(), required)
+            yield file
+    except OSError as error:
+        raise ValueError(f"{show(path)} cannot be read ({_reason(error)}): check it") from None
+    # AttributeError and TypeError: a dtype that NumPy does not know.
+    except (SafetensorError, AttributeError, TypeError):
+        wanted = "save it again" if kind is None else f"give a file that mhalearn saved as {kind!r}"
+        raise ValueError(
+            f"{show(path)} is not a readable .safetensors file ({_looks_like(path)}); {wanted}"
+        ) from None
+
+
+def _check_names(path: AnyPath, names: Iterable[str], required: tuple[str, ...]) -> None:
+    found = sorted(names)
+    missing = [name for name in required if name not in found]
+    if missing:
+        raise ValueError(
+            f"{show(path)} has no array named {' or '.join(missing)} (it has: "
+            f"{', '.join(map(ascii, found)) or 'none'}); save it again with {', '.join(required)}"
+        )
+
+
+def _looks_like(path: AnyPath) -> str:
+    """A guess at what an unreadable file is, from its first bytes."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(16)
+    except OSError as error:
+        return _reason(error)
+    if not start:
+        return "it is empty"
+    if start.startswith(b"\x93NUMPY"):
+        return "it looks like a single NumPy array, an .npy file"
+    if start[0] == 0x80 and start[1:2] <= b"\x05":
+        return "it looks like a pickle, which could run code and is never loaded"
+    if start.startswith(b"PK"):
+        return "it looks like a zip archive: damaged, or a pickled PyTorch file, never loaded"
+    return "damaged, truncated, or of another format"
+
+
+def _reason(error: Exception) -> str:
+    """Why the system refused, without the path it may have put in its message."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split()) or type(error).__name__

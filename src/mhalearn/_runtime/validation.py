@@ -1,0 +1,90 @@
+"""What callers pass, checked at the boundary: a ValueError with the value and the remedy."""
+
+import numbers
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def check_inputs(
+    x: ArrayLike, d: int | None = None, lengths: ArrayLike | None = None
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Validate X (n, k, d) and its lengths at the boundary; the dtype is kept."""
+    array = check_array("X", x, 3, "(examples, tokens, features)")
+    n, k, width = array.shape
+    if n == 0 or width == 0:
+        raise ValueError(f"X has shape {array.shape}: it is empty; pass at least one example")
+    if k < 2:
+        raise ValueError(
+            f"X has shape {array.shape}: attention over k = {k} token is constant; pass k >= 2"
+        )
+    if d is not None and width != d:
+        raise ValueError(f"X has {width} features a token, the layer has d = {d}")
+    if lengths is None:
+        return array, np.full(n, k, np.int64)
+    sizes = np.asarray(lengths)
+    if sizes.shape != (n,) or not np.issubdtype(sizes.dtype, np.integer):
+        raise ValueError(f"lengths must be {n} integers, one an example; got shape {sizes.shape}")
+    if sizes.min() < 1 or sizes.max() > k:
+        raise ValueError(f"lengths must lie between 1 and k = {k}")
+    return array, sizes.astype(np.int64)
+
+
+def check_array(name: str, value: ArrayLike, ndim: int, axes: str = "") -> NDArray[Any]:
+    """A finite real numeric array of the given rank, or a ValueError that says what to change.
+
+    axes: their names in words, where the array holds examples.
+    """
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError):
+        raise ValueError(f"{name} is not an array: pass a rectangular array of numbers") from None
+    if array.dtype == np.bool_:
+        raise ValueError(f"{name} has dtype bool: pass numbers (for +-1 inputs, int8)")
+    kind = array.dtype.name
+    if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)):
+        if kind != "bfloat16":
+            raise ValueError(f"{name} has dtype {array.dtype}: pass real numbers (int or float)")
+        array = array.astype(np.float32)
+    if array.ndim != ndim:
+        one = f"; for one example pass {name}[None]" if axes and array.ndim == ndim - 1 else ""
+        raise ValueError(
+            f"{name} has shape {array.shape}: expected {ndim} axes{axes and f' {axes}'}, "
+            f"got {array.ndim}{one}"
+        )
+    if not np.all(np.isfinite(array)):
+        bad = int(array.size - np.isfinite(array).sum())
+        raise ValueError(f"{name} has {bad} NaN or infinite entries: remove or replace them")
+    return array
+
+
+def check_shape(n: int, k: int, d: int) -> tuple[int, int, int]:
+    n, k, d = check_count("n", n), check_count("k", k), check_count("d", d)
+    if k < 2:
+        raise ValueError(f"k={k}: attention over one token is constant; take k >= 2")
+    return n, k, d
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value can be compared with numbers: no text, no array, not True or False."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def check_count(name: str, value: int, *, least: int = 1) -> int:
+    """An int of at least `least`, or a ValueError that says so."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = None
+    if count is None or isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: pass an integer of at least {least}")
+    if count < least:
+        raise ValueError(f"{name}={count}: pass an integer of at least {least}")
+    return count
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is a whole number, and not True or False."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,0 +1,453 @@
+"""Examples (X, F(X)): in memory, sharded on disk, or drawn on demand from a callable.
+
+`Examples` is the same for all sources, and holds one block and one chunk at a time when it walks
+over them.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mhalearn._runtime import devices, storage
+from mhalearn._runtime.seeds import Stream, generator
+from mhalearn._runtime.validation import check_count, check_shape
+from mhalearn.data.inputs import Sampler, check_kind
+from mhalearn.data.shards import (
+    KIND,
+    REQUIRED,
+    as_json,
+    block_tensors,
+    check_metadata,
+    from_json,
+    open_shards,
+    write_block,
+    write_shards,
+)
+from mhalearn.data.sources import (
+    Arrays,
+    Block,
+    Drawn,
+    Shares,
+    Source,
+    check_examples,
+    join_blocks,
+    share_blocks,
+    view_source,
+)
+from mhalearn.data.survey import Survey, survey_blocks
+from mhalearn.run.events import Event
+
+Indices = slice | ArrayLike
+
+# Entries of a view, X and Y together, up to which it is held in memory: 64 MiB of doubles.
+_SMALL = 2**23
+# Times the counting limit from which on more examples hardly make learning easier, and entries to
+# which a working set is filled all the same: 16 MiB of doubles, of which a fit makes many copies.
+_PLENTY, _WORKING = 64, 2**21
+
+_SAVED = "give a .safetensors file, an .npz file with arrays X and Y, or a folder of shards"
+
+
+class Examples:
+    """Labelled examples of a layer: X (n, k, d), Y (n, k, e), and lengths (n,) where they differ.
+
+    X and Y keep their dtypes. Rows past an example's length are padding: nobody looks at them.
+    metadata: anything JSON can hold; it travels with the files.
+    """
+
+    def __init__(
+        self,
+        X: ArrayLike,
+        Y: ArrayLike,
+        lengths: ArrayLike | None = None,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._source: Source = Arrays(check_examples(X, Y, lengths), lengths is not None)
+        self.metadata = check_metadata(metadata)
+
+    @classmethod
+    def _over(cls, source: Source, metadata: Mapping[str, Any]) -> "Examples":
+        examples = cls.__new__(cls)
+        examples._source = source
+        examples.metadata = check_metadata(metadata)
+        return examples
+
+    @classmethod
+    def from_callable(
+        cls,
+        f: Callable[[Any], Any],
+        inputs: str | Sampler = "boolean",
+        *,
+        n: int,
+        k: int,
+        d: int,
+        seed: int = 0,
+        noise: float = 0.0,
+        progress: Callable[[Event], None] | None = None,
+    ) -> "Examples":
+        """Examples of a black box f: (n, k, d) -> (n, k, e), drawn when they are used.
+
+        f: a function of a NumPy array that returns a NumPy, JAX or PyTorch array, on any device; an
+        AttentionLayer; or a PyTorch module in eval mode, called on its own device and in its own
+        dtype (nn.MultiheadAttention as self-attention; see `interop.as_function`).
+        inputs: as in `sample_inputs`, and the same inputs for the same seed. A function sees int8
+        for "boolean". Every pass calls f on the same blocks of inputs, whatever chunks are asked
+        for; a deterministic f gives the same examples. Here f is called on at most two examples, to
+        learn e and the dtype.
+        noise: standard deviation of Gaussian label noise, relative to the root mean square of the
+        labels in the first block.
+        progress: called with an Event after each block of labels, in every pass: its step is the
+        number of examples labelled, of `data["of"]`. `terminal.Progress().on_event` draws it.
+        """
+        check_kind(inputs)
+        n, k, d = check_shape(n, k, d)
+        check_count("seed", seed, least=0)
+        if not callable(f):
+            raise ValueError(f"f is a {type(f).__name__}: pass a callable from X to Y")
+        if not (math.isfinite(noise) and noise >= 0):
+            raise ValueError(f"noise={noise}: pass a number of at least 0")
+        if progress is not None and not callable(progress):
+            raise ValueError(
+                f"progress={progress!r}: pass a function of an Event, "
+                "such as mhalearn.report.terminal.Progress().on_event"
+            )
+        name = inputs if isinstance(inputs, str) else getattr(inputs, "__name__", "sampler")
+        return cls._over(
+            Drawn(f, inputs, n, k, d, seed, noise, progress),
+            {"inputs": name, "seed": int(seed), "noise": float(noise)},
+        )
+
+    @property
+    def n(self) -> int:
+        return self._source.starts[-1]
+
+    @property
+    def k(self) -> int:
+        return self._source.shape[0]
+
+    @property
+    def d(self) -> int:
+        return self._source.shape[1]
+
+    @property
+    def out_dim(self) -> int:
+        return self._source.shape[2]
+
+    @property
+    def y_dtype(self) -> np.dtype[Any]:
+        return self._source.y_dtype
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether lengths were given; without, every example has k tokens."""
+        return self._source.has_lengths
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether a pass over the examples reads or computes nothing."""
+        if isinstance(self._source, Shares):
+            return self._source.in_memory
+        return isinstance(self._source, Arrays)
+
+    @property
+    def bounds(self) -> NDArray[np.int64]:
+        """The first example of each process, and their number: its own blocks', or equal parts."""
+        if isinstance(self._source, Shares):
+            return self._source.bounds
+        count = devices.n_processes()
+        return np.arange(count + 1) * self.n // count
+
+    def mine(self) -> "Examples":
+        """The part of this process, which may be empty; read without the others."""
+        if isinstance(self._source, Shares):
+            return Examples._over(self._source.mine(), self.metadata)
+        first, end = self.bounds[devices.process_index() :][:2]
+        if (first, end) == (0, self.n):
+            return self
+        return Examples._over(view_source(self._source, np.arange(first, end)), self.metadata)
+
+    @property
+    def rows(self) -> int:
+        """Tokens of all examples together, padding left out. Cost: the lengths are read."""
+        if not self.has_lengths:
+            return self.n * self.k
+        blocks = range(len(self._source.starts) - 1)
+        return sum(int(self._source.lengths(index).sum()) for index in blocks)
+
+    @property
+    def _entries(self) -> int:
+        return self.k * (self.d + self.out_dim)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        return f"Examples(n={self.n}, k={self.k}, d={self.d}, out_dim={self.out_dim})"
+
+    def chunks(self, size: int) -> Iterator[Block]:
+        """All examples in order, `size` at a time (the last chunk may be smaller): X, Y, lengths.
+
+        Memory: one chunk and one block of the source.
+        """
+        return self._chunks(check_count("size", size))
+
+    def _chunks(self, size: int) -> Iterator[Block]:
+        waiting: list[Block] = []
+        count = 0
+        for index in range(len(self._source.starts) - 1):
+            block = self._source.block(index)
+            start = 0
+            while start < len(block.x):
+                part = block.rows(slice(start, start + size - count))
+                waiting.append(part)
+                start, count = start + len(part.x), count + len(part.x)
+                if count == size:
+                    yield join_blocks(waiting)
+                    waiting, count = [], 0
+            del block, part  # before the next block is read
+        if waiting:
+            yield join_blocks(waiting)
+
+    def arrays(self) -> Block:
+        """X, Y and lengths of all examples, in memory."""
+        k, d, e = self._source.shape
+        none = Block(np.zeros((0, k, d)), np.zeros((0, k, e), self.y_dtype), np.zeros(0, np.int64))
+        return next(self._chunks(max(1, self.n)), none)
+
+    def subset(self, indices: Indices) -> "Examples":
+        """Some of the examples, in memory, in the order asked for: a slice, numbers, or a mask.
+
+        Of examples that are not in memory, only the blocks that hold the chosen ones are read. Of
+        those that many processes share, each holds its own, unless all take at most 64 MiB.
+        """
+        chosen = self._chosen("subset", indices)
+        ascending, place = chosen, None
+        if not _is_ascending(chosen):
+            ascending, place = np.unique(chosen, return_inverse=True)
+        small = len(chosen) * self._entries <= _SMALL
+        if isinstance(self._source, Shares) and place is None and not small:
+            return Examples._over(self._source.view(chosen, keep=True), self.metadata)
+        block = Examples._over(view_source(self._source, ascending), {}).arrays()
+        x, y, lengths = block if place is None else block.rows(place)
+        return Examples(x, y, lengths if self.has_lengths else None, metadata=self.metadata)
+
+    def view(self, indices: Indices) -> "Examples":
+        """As `subset`, for ascending choices: many examples stay where they are until used.
+
+        They are brought into memory at once if all are there, or if as doubles they take at most
+        64 MiB: reading them again and again would cost more than holding them.
+        """
+        chosen = self._chosen("view", indices)
+        if not _is_ascending(chosen):
+            raise ValueError("view: choose each example once, in ascending order; or use subset")
+        if self.in_memory or len(chosen) * self._entries <= _SMALL:
+            return self.subset(chosen)
+        return Examples._over(view_source(self._source, chosen), self.metadata)
+
+    def _chosen(self, asker: str, indices: Indices) -> NDArray[np.int64]:
+        try:
+            if isinstance(indices, slice):
+                chosen = np.arange(*indices.indices(self.n))
+            else:
+                chosen = np.arange(self.n)[np.asarray(indices)]
+        except (IndexError, ValueError, TypeError):
+            chosen = np.arange(0)
+        if chosen.ndim != 1 or chosen.size == 0:
+            raise ValueError(
+                f"{asker}: choose at least one example by a slice, a mask of {self.n}, or a list "
+                f"of numbers from 0 to {self.n - 1}"
+            )
+        return chosen
+
+    def survey(self) -> Survey:
+        """Hashes and largest entries of all examples, in one pass."""
+        if not isinstance(self._source, Shares):
+            return survey_blocks(self._chunks(1024), self.n)
+        mine = self.mine()
+        return _merged(survey_blocks(mine._chunks(1024), mine.n))
+
+    def working_set_size(
+        self, n_heads: int, bias: bool = False, head_dim: int | None = None
+    ) -> int:
+        """How many of the examples a learner needs in memory at most: its working set.
+
+        All of them, or 64 times the counting limit, or as many as take 16 MiB as doubles if that is
+        more.
+        """
+        limit = self.counting_limit(n_heads, bias, head_dim)
+        return int(min(self.n, max(_PLENTY * limit, _WORKING // self._entries)))
+
+    def sample(self, count: int, seed: int) -> "Examples":
+        """Random examples, in random order, in memory; all of them, as they are, if no more.
+
+        Cost: one pass. What is first in a file is often not like the rest of it.
+        """
+        return self if count >= self.n else self.survey_and_sample(count, seed)[1]
+
+    def survey_and_sample(self, count: int, seed: int) -> tuple[Survey, "Examples"]:
+        """`survey`, and `count` random examples, in one pass.
+
+        Processes that share the examples read their own, and all hold the same `count`.
+        """
+        rng = generator(seed, Stream.WORKING_SET)
+        chosen = np.sort(rng.choice(self.n, count, replace=False, shuffle=False))
+        place = rng.permutation(count)
+        if isinstance(self._source, Shares):
+            cuts, here = np.searchsorted(chosen, self.bounds), devices.process_index()
+            own = chosen[slice(*cuts[here:][:2])] - self.bounds[here]
+            survey, mine = self.mine()._survey_and_pick(own, np.arange(len(own)))
+            survey = _merged(survey)
+            owners = np.flatnonzero(np.diff(cuts)).tolist()
+            parts = [
+                Block(*devices.broadcast_from_owner(owner, mine if owner == here else None))
+                for owner in owners
+            ]
+            block = join_blocks(parts).rows(np.argsort(place))
+        else:
+            survey, block = self._survey_and_pick(chosen, place)
+        given = block.lengths if self.has_lengths else None
+        return survey, Examples(block.x, block.y, given, metadata=self.metadata)
+
+    def _survey_and_pick(
+        self, chosen: NDArray[np.int64], place: NDArray[np.int64]
+    ) -> tuple[Survey, Block]:
+        """`survey`, and the chosen examples, ascending, each put into its place."""
+        count = len(chosen)
+        lengths = np.empty(count, np.int64)
+        x = y = np.empty(0)
+
+        def picking() -> Iterator[Block]:
+            nonlocal x, y
+            start = 0
+            for block in self._chunks(1024):
+                if start == 0:
+                    x, y = (np.empty((count, *part.shape[1:]), part.dtype) for part in block[:2])
+                first, last = np.searchsorted(chosen, [start, start + len(block.x)])
+                there, here = place[first:last], chosen[first:last] - start
+                x[there], y[there], lengths[there] = block.rows(here)
+                start += len(block.x)
+                yield block
+
+        return survey_blocks(picking(), self.n), Block(x, y, lengths)
+
+    def hashes(self) -> NDArray[np.uint64]:
+        """A 64-bit hash of each example's values; see `Survey`."""
+        return self.survey().hashes
+
+    def counting_limit(
+        self, n_heads: int, bias: bool = False, head_dim: int | None = None
+    ) -> float:
+        """The number of examples below which no method can determine the layer: N_min.
+
+        The largest of three counts of unknowns over scalars. All unknowns over the k e scalars of
+        an example; those of Theta over the k min(s, m (k - 1)) that speak about attention; and,
+        because outputs lie in a space of s = min(e, m rank(W)) dimensions, those left when that
+        space is known over the k s scalars inside it, which decides for narrow heads.
+        bias: key vectors and output bias are unknown too. head_dim: heads of that rank. Where
+        lengths differ, the scalars of an example are averaged over the examples' lengths.
+        """
+        m, d, e = check_count("n_heads", n_heads), self.d, self.out_dim
+        h = d if head_dim is None else check_count("head_dim", head_dim)
+        if h > d:
+            raise ValueError(f"head_dim={h}: a head of d = {d} features has rank at most {d}")
+        narrow = min(h, e)  # the rank of W_i; the formulas give d^2 and d e at full rank
+        of_theta = m * h * (2 * d - h)
+        inside = min(e, m * narrow)  # dimensions of the outputs, the bias apart
+        of_w, of_w_inside = (m * narrow * (d + width - narrow) for width in (e, inside))
+        of_bias, of_bias_inside = (m * h + width if bias else 0 for width in (e, inside))
+        lengths = np.array([self.k])
+        if self.has_lengths:
+            blocks = range(len(self._source.starts) - 1)
+            lengths = np.concatenate([self._source.lengths(index) for index in blocks])
+        rows = np.mean(lengths)
+        about_theta = np.mean(lengths * np.minimum(inside, m * (lengths - 1)))
+        if about_theta == 0:  # every example has one token: its attention is constant
+            return math.inf
+        everything = (of_theta + of_w + of_bias) / (rows * e)
+        within = (of_theta + of_w_inside + of_bias_inside) / (rows * inside)
+        return float(max(everything, within, of_theta / about_theta))
+
+    def save(self, path: str | Path, *, shard_size: int | None = None) -> None:
+        """Write the examples to a .safetensors or .npz file, atomically, or to a folder of shards.
+
+        shard_size: examples in a shard; the path is then a new folder, complete once its index.json
+        is there, and `load_examples` reads it one shard at a time. Memory: a shard with shard_size,
+        all examples without.
+        """
+        suffix = Path(path).suffix
+        if shard_size is not None:
+            blocks = self._chunks(check_count("shard_size", shard_size))
+            write_shards(path, blocks, self._source, self.metadata)
+        elif suffix == ".safetensors":
+            write_block(path, self.arrays(), self.has_lengths, self.metadata)
+        elif suffix == ".npz":
+            tensors = block_tensors(self.arrays(), self.has_lengths)
+            storage.write_npz(path, tensors | {"metadata": np.array(as_json(self.metadata))})
+        else:
+            raise ValueError(
+                f"{storage.show(path)}: name a .safetensors or .npz file, "
+                "or pass shard_size to write a folder of shards"
+            )
+
+
+def _merged(mine: Survey) -> Survey:
+    """The survey of all examples, from those that processes made of their own."""
+    hashes, input_hashes = (
+        devices.all_gather_rows(mine.hashes),
+        devices.all_gather_rows(mine.input_hashes),
+    )
+    largest = devices.all_gather_rows(np.array([[mine.largest_x, mine.largest_y]])).max(axis=0)
+    return Survey(hashes, input_hashes, *largest.tolist())
+
+
+def _is_ascending(chosen: NDArray[np.int64]) -> bool:
+    return bool(np.all(chosen[1:] > chosen[:-1]))
+
+
+def as_examples(
+    x: ArrayLike | Examples, y: ArrayLike | None, lengths: ArrayLike | None = None
+) -> Examples:
+    """X and Y, or an Examples in place of both."""
+    if isinstance(x, Examples):
+        if y is not None or lengths is not None:
+            raise ValueError("pass either an Examples or X and Y, not both")
+        examples = x
+    elif y is None:
+        raise ValueError("Y is missing: pass X and Y, or an Examples")
+    else:
+        examples = Examples(x, y, lengths)
+    return examples
+
+
+def load_examples(path: str | Path) -> Examples:
+    """Examples from a .safetensors or .npz file (arrays X, Y, lengths), or from a folder of shards.
+
+    Files are read at once; of a folder only the headers, and then one shard at a time. Under
+    `jax.distributed` all processes load a folder, and each reads shards of its own.
+    """
+    path = Path(path)
+    if path.suffix not in (".safetensors", ".npz"):
+        if os.path.isdir(path):
+            source, about = open_shards(path)
+            return Examples._over(share_blocks(source), about)
+        storage.check_file(path)
+        raise ValueError(f"{storage.show(path)}: not a format of examples; {_SAVED}")
+    if path.suffix == ".npz":
+        arrays = storage.read_npz(path, REQUIRED)
+        said = arrays.get("metadata")
+        metadata = str(said) if said is not None and said.dtype.kind == "U" else "{}"
+    else:
+        arrays, header = storage.read_tensors(path, kind=KIND, required=REQUIRED)
+        metadata = header.get("metadata", "{}")
+    try:
+        return Examples(
+            arrays["X"], arrays["Y"], arrays.get("lengths"), metadata=from_json(metadata)
+        )
+    except ValueError as error:
+        raise ValueError(f"{storage.show(path)}: {error}") from None

@@ -1,0 +1,249 @@
+"""Where examples live: blocks read one by one, in memory, drawn from a callable, or a choice."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mhalearn._runtime import devices
+from mhalearn._runtime.seeds import Stream, generator
+from mhalearn._runtime.validation import check_array, check_inputs
+from mhalearn.data.inputs import Sampler, block_size, draw_block
+from mhalearn.interop import as_function
+from mhalearn.run.events import Event
+
+
+class Block(NamedTuple):
+    """Examples that lie together in memory."""
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    lengths: NDArray[np.int64]
+
+    def rows(self, part: slice | NDArray[np.int64]) -> "Block":
+        return Block(self.x[part], self.y[part], self.lengths[part])
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where examples live: blocks of examples of one shape, read one at a time, in any order."""
+
+    starts: list[int]  # the first example of each block, and at the end the number of examples
+    shape: tuple[int, int, int]  # k, d, e
+    y_dtype: np.dtype[Any]
+    has_lengths: bool
+
+    def block(self, index: int) -> Block: ...
+
+    def lengths(self, index: int) -> NDArray[np.int64]:
+        """The lengths in a block, without reading the rest of it."""
+        ...
+
+
+class Arrays:
+    """Examples in memory: one block."""
+
+    def __init__(self, block: Block, has_lengths: bool) -> None:
+        self._block = block
+        self.starts = [0, len(block.x)]
+        self.shape = (*block.x.shape[1:], block.y.shape[2])
+        self.y_dtype = block.y.dtype
+        self.has_lengths = has_lengths
+
+    def block(self, index: int) -> Block:
+        return self._block
+
+    def lengths(self, index: int) -> NDArray[np.int64]:
+        return self._block.lengths
+
+
+class Drawn:
+    """Examples of a callable: a block of inputs has its own random stream, labels are computed."""
+
+    def __init__(
+        self,
+        f: Callable[[Any], Any],
+        inputs: str | Sampler,
+        n: int,
+        k: int,
+        d: int,
+        seed: int,
+        noise: float,
+        progress: Callable[[Event], None] | None = None,
+    ) -> None:
+        self._f, self._inputs, self._seed, self._noise = as_function(f), inputs, seed, noise
+        self._progress, self._began = progress, time.monotonic()
+        self._sigma = None if noise else 0.0  # known once the first block has been labelled
+        self.starts = [*range(0, n, block_size(k, d)), n]
+        self.has_lengths = False
+        labels = self._labels(draw_block(inputs, 0, min(n, 2), k, d, seed))
+        self.shape = (k, d, labels.shape[2])
+        self._f_dtype = labels.dtype
+        rounds = noise > 0 and np.issubdtype(labels.dtype, np.integer)
+        self.y_dtype = np.dtype(np.float64) if rounds else labels.dtype
+
+    def block(self, index: int) -> Block:
+        k, d, e = self.shape
+        n = self.starts[index + 1] - self.starts[index]
+        x = draw_block(self._inputs, index, n, k, d, self._seed)
+        y = self._labels(x)
+        if y.shape[2] != e or y.dtype != self._f_dtype:
+            raise ValueError(
+                f"f returned e = {y.shape[2]}, {y.dtype}, after e = {e}, {self._f_dtype}: "
+                "it must keep the shape and dtype of its outputs"
+            )
+        if index == 0 and self._sigma is None:
+            self._sigma = self._noise * float(np.sqrt(np.mean(y.astype(np.float64) ** 2)))
+        if self._sigma is None:
+            self.block(0)
+        if self._sigma:
+            rng = generator(self._seed, Stream.NOISE, index)
+            y = (y + self._sigma * rng.standard_normal(y.shape)).astype(self.y_dtype)
+        if self._progress is not None:
+            done, n = self.starts[index + 1], self.starts[-1]
+            seconds = time.monotonic() - self._began
+            self._progress(Event("labelling", done, math.nan, seconds, data={"of": n}))
+        return frozen(Block(x, y.astype(self.y_dtype, copy=False), self.lengths(index)))
+
+    def lengths(self, index: int) -> NDArray[np.int64]:
+        return np.full(self.starts[index + 1] - self.starts[index], self.shape[0], np.int64)
+
+    def _labels(self, x: NDArray[Any]) -> NDArray[Any]:
+        """What f says of some inputs; f gets a copy, in case it works in place."""
+        labels = check_array("the output of f", self._f(x.copy()), 3)
+        if labels.shape[:2] != x.shape[:2] or labels.shape[2] == 0:
+            raise ValueError(
+                f"f returned shape {labels.shape} for X of shape {x.shape}: "
+                f"expected ({x.shape[0]}, {x.shape[1]}, e)"
+            )
+        return labels
+
+
+class View:
+    """Chosen examples of another source, ascending: rows of a block are picked when it is read.
+
+    Blocks that hold none of them are left out, and never read. Memory: eight bytes an example.
+    """
+
+    def __init__(self, source: Source, chosen: NDArray[np.int64]) -> None:
+        home = np.searchsorted(source.starts, chosen, side="right") - 1
+        blocks, first = np.unique(home, return_index=True)
+        self._source, self._chosen, self.blocks = source, chosen, blocks.tolist()
+        self.starts = [*first.tolist(), len(chosen)]
+        self.shape, self.y_dtype = source.shape, source.y_dtype
+        self.has_lengths = source.has_lengths
+
+    def block(self, index: int) -> Block:
+        return frozen(self._source.block(self.blocks[index]).rows(self._rows(index)))
+
+    def lengths(self, index: int) -> NDArray[np.int64]:
+        return self._source.lengths(self.blocks[index])[self._rows(index)]
+
+    def _rows(self, index: int) -> NDArray[np.int64]:
+        chosen = self._chosen[self.starts[index] : self.starts[index + 1]]
+        return chosen - self._source.starts[self.blocks[index]]
+
+
+class Kept:
+    """The blocks of another source, held in memory once read."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._blocks: dict[int, Block] = {}
+        self.starts, self.shape, self.y_dtype = source.starts, source.shape, source.y_dtype
+        self.has_lengths = source.has_lengths
+
+    def block(self, index: int) -> Block:
+        if index not in self._blocks:
+            self._blocks[index] = self._source.block(index)
+        return self._blocks[index]
+
+    def lengths(self, index: int) -> NDArray[np.int64]:
+        if index in self._blocks:
+            return self._blocks[index].lengths
+        return self._source.lengths(index)
+
+
+class Shares:
+    """Blocks that belong to processes: one is read by its owner alone, and brought to all.
+
+    Owners ascend with the blocks, so that the examples of a process are consecutive. All processes
+    must read the same blocks in the same order; `mine` is what each may read by itself.
+    """
+
+    def __init__(self, source: Source, owners: list[int]) -> None:
+        self._source, self._owners = source, owners
+        self._lengths: dict[int, NDArray[np.int64]] = {}
+        self.starts, self.shape, self.y_dtype = source.starts, source.shape, source.y_dtype
+        self.has_lengths = source.has_lengths
+        of_blocks = np.searchsorted(owners, np.arange(devices.n_processes() + 1))
+        self.bounds = np.array(source.starts)[of_blocks]  # a process's first example, and the end
+
+    @property
+    def in_memory(self) -> bool:
+        return isinstance(self._source, Kept)
+
+    def block(self, index: int) -> Block:
+        owner = self._owners[index]
+        mine = self._source.block(index) if owner == devices.process_index() else None
+        return frozen(Block(*devices.broadcast_from_owner(owner, mine)))
+
+    def lengths(self, index: int) -> NDArray[np.int64]:
+        if not self.has_lengths:
+            return self._source.lengths(index)
+        if index not in self._lengths:
+            owner = self._owners[index]
+            mine = [self._source.lengths(index)] if owner == devices.process_index() else None
+            self._lengths[index] = devices.broadcast_from_owner(owner, mine)[0]
+        return self._lengths[index]
+
+    def view(self, chosen: NDArray[np.int64], *, keep: bool = False) -> "Shares":
+        view = View(self._source, chosen)
+        owners = [self._owners[block] for block in view.blocks]
+        return Shares(Kept(view) if keep else view, owners)
+
+    def mine(self) -> Source:
+        """What this process owns; it may be nothing."""
+        first, end = self.bounds[devices.process_index() :][:2]
+        return View(self._source, np.arange(first, end))
+
+
+def share_blocks(source: Source) -> Source:
+    """Blocks dealt out to processes, as equal in examples as blocks allow; one keeps them all."""
+    if devices.n_processes() == 1:
+        return source
+    middles = (np.array(source.starts[1:]) + source.starts[:-1]) / 2
+    owners = middles * devices.n_processes() // source.starts[-1]
+    return Shares(source, owners.astype(int).tolist())
+
+
+def view_source(source: Source, chosen: NDArray[np.int64]) -> Source:
+    return source.view(chosen) if isinstance(source, Shares) else View(source, chosen)
+
+
+def check_examples(x: ArrayLike, y: ArrayLike, lengths: ArrayLike | None) -> Block:
+    tokens, sizes = check_inputs(x, None, lengths)
+    labels = check_array("Y", y, 3, "(examples, tokens, outputs)")
+    if labels.shape[:2] != tokens.shape[:2] or labels.shape[2] == 0:
+        n, k, _ = tokens.shape
+        raise ValueError(
+            f"Y has shape {labels.shape}: expected ({n}, {k}, e) to match X of shape {tokens.shape}"
+        )
+    return frozen(Block(tokens, labels, sizes))
+
+
+def frozen(block: Block) -> Block:
+    """Read-only views: whoever gets a chunk cannot change the examples."""
+    views = [array.view() for array in block]
+    for view in views:
+        view.setflags(write=False)
+    return Block(*views)
+
+
+def join_blocks(blocks: list[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    return frozen(Block(*(np.concatenate(arrays) for arrays in zip(*blocks, strict=True))))

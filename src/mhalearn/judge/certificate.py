@@ -1,0 +1,313 @@
+"""What can be promised about a layer, from examples it has not seen.
+
+Three statements, never mixed. (1) Distribution-free: with confidence 1 - delta, at least a fraction
+1 - eps of inputs has relative error at most t (Clopper & Pearson, from the count of exceedances).
+(2) Exactness: the residual, recomputed from scratch, is at the precision of the labels, the inputs
+leave no direction in parameter space open, the residual leaves no parameter room to be another one,
+and no mirrored heads explain the labels; all together are `recovered`. (3) Under Gaussian label
+noise: the covariance of the estimate, sigma^2 (J^T J)^-1, hence intervals, to first order: near the
+counting limit they are too narrow.
+"""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import beta, norm
+
+from mhalearn._runtime.types import Float64
+from mhalearn.data import Examples, Survey, as_examples, check_sizes
+from mhalearn.judge.identifiability import Identifiability, assess_identifiability, half_widths
+from mhalearn.judge.jacobian_spectrum import Parameters, measure_spectrum
+from mhalearn.judge.residuals import Residuals, measure_residuals
+from mhalearn.judge.sign_symmetry import find_sign_symmetry
+from mhalearn.layer.factored import is_narrow
+from mhalearn.layer.layer import AttentionLayer
+
+# Relative error of an example that the distribution-free statement speaks about. Fixed here, before
+# any data are seen, as that statement needs.
+THRESHOLD = 1e-6
+# Error of a parameter, relative to the size of a head, that the residual may leave room for.
+RESOLVED = 1e-2
+# A singular value this far below the largest does not count for the rank.
+_RANK = 1e-9
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What fresh examples say about a layer; `statement` and `reason` put it in words."""
+
+    recovered: bool
+    reason: str
+    relative_mse: float
+    floor: float  # root relative squared error at which labels of this precision are met exactly
+    label_precision: str
+    noise_level: float  # root mean square residual; of a fit to all examples, the noise estimated
+    n_examples: int
+    n_seen: int  # examples left out because the layer was learned from them
+    delta: float
+    threshold: float
+    n_exceeding: int
+    tail_bound: float  # eps
+    spectrum: Float64 | None  # None where the layer is too large
+    null_dimension: int | None
+    parameter_bound: float | None  # error of the worst parameter that the residual leaves room for
+    intervals: Parameters | None  # half-widths at confidence 1 - delta, each on its own
+    statement: str
+    refitted: bool = False  # fitted to all examples after it was certified
+
+    def __repr__(self) -> str:
+        """Short: the arrays would fill the screen."""
+        return (
+            f"Certificate(recovered={self.recovered}, relative_mse={self.relative_mse:.2g}, "
+            f"n_examples={self.n_examples}, reason={self.reason!r}, statement={self.statement!r})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and words ready for JSON; arrays are summarised."""
+        plain = {
+            name: getattr(self, name)
+            for name in self.__dataclass_fields__
+            if name not in ("spectrum", "intervals", "parameter_bound")
+        }
+        bound = self.parameter_bound
+        plain["parameter_bound"] = bound if bound is not None and math.isfinite(bound) else None
+        if self.spectrum is not None:
+            plain["smallest_eigenvalue"] = float(self.spectrum[0])
+            plain["largest_eigenvalue"] = float(self.spectrum[-1])
+        if self.intervals is not None:
+            widest = float(np.max(self.intervals.theta)), float(np.max(self.intervals.w))
+            names = ("widest_theta_interval", "widest_w_interval")
+            plain |= {
+                name: value if np.isfinite(value) else None
+                for name, value in zip(names, widest, strict=True)
+            }
+        return plain
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+
+def certify(
+    layer: AttentionLayer,
+    X_fresh: ArrayLike | Examples,
+    Y_fresh: ArrayLike | None = None,
+    delta: float = 0.05,
+    *,
+    lengths: ArrayLike | None = None,
+    learned_from: Examples | None = None,
+    head_dim: int | None = None,
+) -> Certificate:
+    """Certify a layer on examples it was not learned from.
+
+    X_fresh may be an Examples, and Y_fresh is then left out. `learned_from`: the inputs that
+    determined the layer, for the spectrum and the intervals; without them the fresh inputs stand
+    in, and the intervals are scaled to the number of examples the layer says it was learned from.
+    head_dim: the rank all Theta are known to have, where it is less than d (and all W, if heads are
+    many: see `narrow.is_narrow`); without it, as the layer says it was learned.
+    Examples the layer was learned from are refused; if they are a minority, they are left out.
+    """
+    head_dim = _check_asked(layer, delta, learned_from, head_dim)
+    examples = as_examples(X_fresh, Y_fresh, lengths)
+    for given in (examples, learned_from):
+        if given is not None:
+            _check_fits(layer, given)
+    survey = examples.survey()
+    check_sizes(survey)
+    examples, n_seen = _unseen(layer, examples, survey)
+    delta, n = float(delta), examples.n
+    residuals = measure_residuals(layer, examples)
+    exceeding = int(np.sum(residuals.relative > THRESHOLD))
+    tail = 1.0 if exceeding == n else float(beta.ppf(1 - delta, exceeding + 1, n - exceeding))
+    enough = examples.working_set_size(layer.n_heads, layer.out_bias is not None, head_dim)
+    inputs = learned_from if learned_from is not None else examples.sample(enough, seed=0)
+    learned = learned_from.n if learned_from is not None else _learned_count(layer, n)
+    width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
+    freedom = assess_identifiability(layer, inputs, head_dim, residuals, width)
+    closed = freedom.null_dimension == 0 and freedom.bound is not None and freedom.bound <= RESOLVED
+    recovered = residuals.exact and closed
+    twin = find_sign_symmetry(layer, inputs, residuals) if recovered else None
+    return Certificate(
+        recovered=recovered and twin is None,
+        reason=_reason(residuals, freedom, twin, layer, head_dim),
+        relative_mse=residuals.root_relative**2,
+        floor=residuals.floor,
+        label_precision=residuals.precision,
+        noise_level=residuals.noise_level,
+        n_examples=n,
+        n_seen=n_seen,
+        delta=delta,
+        threshold=THRESHOLD,
+        n_exceeding=exceeding,
+        tail_bound=tail,
+        spectrum=freedom.spectrum,
+        null_dimension=freedom.null_dimension,
+        parameter_bound=freedom.bound,
+        intervals=freedom.intervals,
+        statement=(
+            f"With confidence {1 - delta:.10g}, at least {math.floor(1e6 * (1 - tail)) / 1e6:.4%} "
+            f"of inputs have relative error at most {THRESHOLD:g} ({exceeding} of {n} fresh "
+            "examples exceeded it)."
+        ),
+    )
+
+
+def refitted(
+    certificate: Certificate,
+    layer: AttentionLayer,
+    examples: Examples,
+    head_dim: int | None,
+    part: Examples | None = None,
+) -> Certificate:
+    """The certificate of a layer that was fitted to all examples after it was certified.
+
+    part: random ones of them, in memory, whose inputs stand for all.
+
+    The noise, sqrt(|residual|^2 / (scalars - unknowns)), and the intervals, both to first order,
+    are those of that fit. No example is left to vouch for fresh inputs, so the tail is given up.
+    """
+    part = examples if part is None else part
+    spectrum = measure_spectrum(layer, part, head_dim)
+    null = 0 if spectrum is None else spectrum.null_dimension
+    scalars = examples.rows * layer.out_dim
+    share = 1 - (_count_unknowns(layer, head_dim) - null) / scalars
+    noise = measure_residuals(layer, examples).noise_level / math.sqrt(share)
+    intervals = None
+    if spectrum is not None:
+        width = norm.ppf(1 - certificate.delta / 2) * noise * math.sqrt(part.rows / examples.rows)
+        intervals = half_widths(spectrum.deviations, width)
+    return replace(
+        certificate,
+        noise_level=noise,
+        tail_bound=1.0,
+        spectrum=None if spectrum is None else spectrum.theta,
+        null_dimension=None if spectrum is None else spectrum.null_dimension,
+        intervals=intervals,
+        statement=(
+            f"Noise of level {noise:.3g} is estimated from the residual, and with it, to first "
+            f"order, an interval of confidence {1 - certificate.delta:.10g} for each parameter. "
+            "The layer was fitted to all examples: nothing is promised about fresh inputs."
+        ),
+        refitted=True,
+    )
+
+
+def _check_asked(
+    layer: AttentionLayer, delta: float, learned_from: Examples | None, head_dim: int | None
+) -> int | None:
+    """Refuse what `certify` cannot take; the rank of heads, as given or as the layer says."""
+    if not isinstance(layer, AttentionLayer):
+        raise ValueError(f"layer is a {type(layer).__name__}: pass an AttentionLayer")
+    if not isinstance(delta, float | int | np.number) or not 0 < delta < 1:
+        raise ValueError(f"delta={delta!r}: pass a probability between 0 and 1")
+    if not isinstance(learned_from, Examples | None):
+        raise ValueError(f"learned_from is a {type(learned_from).__name__}: pass an Examples")
+    if head_dim is None:
+        return _said_head_dim(layer)
+    whole = isinstance(head_dim, int | np.integer) and not isinstance(head_dim, bool)
+    if not (whole and 1 <= head_dim <= layer.d):
+        raise ValueError(f"head_dim={head_dim!r}: pass a rank from 1 to d = {layer.d}")
+    if not has_rank(layer, head_dim):
+        raise ValueError(f"head_dim={head_dim}: the layer has heads of larger rank; leave it out")
+    return int(head_dim)
+
+
+def _unseen(layer: AttentionLayer, examples: Examples, survey: Survey) -> tuple[Examples, int]:
+    seen = np.isin(survey.hashes, layer.seen)
+    n_seen = int(seen.sum())
+    if 2 * n_seen > examples.n:
+        raise ValueError(
+            f"{n_seen} of {examples.n} examples are those the layer was learned from: "
+            "certify on fresh ones"
+        )
+    return (examples.view(~seen) if n_seen else examples), n_seen
+
+
+def _check_fits(layer: AttentionLayer, examples: Examples) -> None:
+    if (examples.d, examples.out_dim) != (layer.d, layer.out_dim):
+        raise ValueError(
+            f"the examples have d = {examples.d} and out_dim = {examples.out_dim}, "
+            f"the layer d = {layer.d} and out_dim = {layer.out_dim}"
+        )
+
+
+def _count_unknowns(layer: AttentionLayer, head_dim: int | None) -> int:
+    """Free parameters; a key vector of a head of rank h lies in that head's h dimensions."""
+    h = layer.d if head_dim is None else head_dim
+    of_vectors = 0 if layer.key_vector is None else layer.n_heads * h
+    of_bias = 0 if layer.out_bias is None else layer.out_dim
+    return layer.n_heads * h * (2 * layer.d - h) + of_vectors + layer.w.size + of_bias
+
+
+def _learned_count(layer: AttentionLayer, otherwise: int) -> int:
+    """How many examples the layer says it was learned from."""
+    said = layer.metadata.get("n_examples", "")
+    return int(said) if said.isdecimal() and int(said) > 0 else otherwise
+
+
+def _said_head_dim(layer: AttentionLayer) -> int | None:
+    """The rank of heads that the layer says it was learned with."""
+    said = layer.metadata.get("head_dim", "")
+    rank = int(said) if said.isdecimal() else 0
+    return rank if 0 < rank <= layer.d and has_rank(layer, rank) else None
+
+
+def has_rank(layer: AttentionLayer, head_dim: int) -> bool:
+    """Whether all Theta, with their key vectors, have at most this rank, up to rounding."""
+    values = np.linalg.svd(layer.query_theta, compute_uv=False)
+    return bool(np.all(values[:, head_dim:] <= _RANK * values[:, :1]))
+
+
+def _reason(
+    residuals: Residuals,
+    freedom: Identifiability,
+    twin: tuple[int, ...] | None,
+    layer: AttentionLayer,
+    head_dim: int | None,
+) -> str:
+    """Why a layer is certified as recovered, or the first thing that stands against it."""
+    error, floor = residuals.root_relative, residuals.floor
+    null, bound = freedom.null_dimension, freedom.bound
+    if error > floor:
+        return (
+            f"the relative residual {error:.2g} is above {floor:.2g}, "
+            f"where {residuals.precision} labels are met exactly"
+        )
+    if not residuals.exact:
+        return (
+            f"the relative residual {error:.2g} is not that of every part: in an output column or "
+            f"in some examples it is above what is left where {residuals.precision} labels are met "
+            "exactly"
+        )
+    if null is None or bound is None:
+        return (
+            "the residual is at the precision of the labels, but the inputs leave a random change "
+            "of the parameters partly unseen: other layers may fit as well"
+        )
+    if null:
+        return (
+            f"the residual is at the precision of the labels, but the inputs leave {null} "
+            "directions in parameter space open"
+        )
+    if bound > RESOLVED:
+        return (
+            f"the residual is at the precision of the {residuals.precision} labels, but leaves a "
+            f"parameter room to be off by {bound:.2g} times the size of a head"
+        )
+    if twin is not None:
+        return (
+            "the residual is at the precision of the labels, but it still is with Theta and W of "
+            f"opposite sign in {len(twin)} of {layer.n_heads} heads: the inputs are too symmetric "
+            "to tell"
+        )
+    among = "" if head_dim is None else f", among layers with Theta of rank {head_dim}"
+    if is_narrow(layer.n_heads, layer.d, head_dim):
+        among = f", among layers with Theta and W of rank {head_dim}"
+    every = "its one head" if layer.n_heads == 1 else f"all {layer.n_heads} heads"
+    return (
+        f"the relative residual {error:.2g} is at the precision of the {residuals.precision} "
+        f"labels and the inputs determine {every}{among}"
+    )

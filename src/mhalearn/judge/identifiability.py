@@ -1,0 +1,85 @@
+"""How much freedom examples leave a layer's parameters: open directions, a bound, intervals."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from mhalearn._runtime.types import Float64
+from mhalearn.data import Examples
+from mhalearn.judge.jacobian_spectrum import Parameters, Spectrum, measure_spectrum
+from mhalearn.judge.randomised_rank_test import NULL_TOLERANCE, run_rank_test
+from mhalearn.judge.residuals import Residuals
+from mhalearn.layer.layer import AttentionLayer
+
+# Attention below this size, against that of logits of order one, is rounding of no attention.
+_NO_ATTENTION = 1e-10
+
+
+class Identifiability(NamedTuple):
+    """What inputs and a residual leave open; None where it is not known."""
+
+    null_dimension: int | None
+    bound: float | None  # error of the worst parameter that the residual leaves room for
+    spectrum: Float64 | None
+    intervals: Parameters | None
+
+
+def assess_identifiability(
+    layer: AttentionLayer,
+    inputs: Examples,
+    head_dim: int | None,
+    residuals: Residuals,
+    width: float,
+) -> Identifiability:
+    """By the spectrum, with intervals `width` deviations wide; where that is too large and the fit
+    is exact, by a random direction."""
+    spectrum = measure_spectrum(layer, inputs, head_dim)
+    # Labels that happen to be met to the last bit say no more than their rounding allows.
+    error = residuals.label_norm * max(residuals.root_relative, residuals.unit / 4)
+    n = len(residuals.squared)
+    if spectrum is not None:
+        bound = parameter_bound(layer, spectrum, error * math.sqrt(inputs.n / n))
+        intervals = half_widths(spectrum.deviations, width)
+        return Identifiability(spectrum.null_dimension, bound, spectrum.theta, intervals)
+    if not residuals.exact:
+        return Identifiability(None, None, None, None)
+    found = run_rank_test(layer, inputs, head_dim)
+    bound = found.error_amplification * error * math.sqrt(found.n_examples / n)
+    return Identifiability(0 if found.null_component < NULL_TOLERANCE else None, bound, None, None)
+
+
+def parameter_bound(layer: AttentionLayer, spectrum: Spectrum, residual: float) -> float:
+    """How far the residual lets the worst parameter be from one that fits exactly.
+
+    To first order |error of p| <= |residual| sqrt([(J^T J)^-1]_pp), by Cauchy and Schwarz. Relative
+    to the root mean square norm of the heads' Theta (where there is none, that of logits of order
+    one) or W.
+    """
+    deviations, token = spectrum.deviations, spectrum.token_size
+    theta = float(np.sqrt(np.mean(np.sum(layer.theta**2, axis=(1, 2)))))
+    if theta * token**2 <= _NO_ATTENTION:
+        theta = token**-2
+    w = float(np.sqrt(np.mean(np.sum(layer.w**2, axis=(1, 2))))) or 1.0
+    pairs = [(deviations.theta, theta), (deviations.w, w)]
+    if deviations.key_vector is not None:
+        pairs.append((deviations.key_vector, theta * token))
+    if deviations.out_bias is not None:
+        pairs.append((deviations.out_bias, w * token))
+    widest = max(float(np.max(deviation)) / size for deviation, size in pairs)
+    return residual * widest if math.isfinite(widest) else math.inf
+
+
+def half_widths(deviations: Parameters, width: float) -> Parameters:
+    """Deviations times a width; a parameter that is not determined has none, whatever the noise."""
+
+    def times_width(deviation: Float64) -> Float64:
+        known = np.isfinite(deviation)
+        return np.where(known, np.where(known, deviation, 0.0) * width, np.inf)
+
+    return Parameters(
+        times_width(deviations.theta),
+        times_width(deviations.w),
+        None if deviations.key_vector is None else times_width(deviations.key_vector),
+        None if deviations.out_bias is None else times_width(deviations.out_bias),
+    )

@@ -1,0 +1,117 @@
+"""Would one more head explain what a layer leaves? Examples it was not fitted to tell."""
+
+import numpy as np
+
+from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.seeds import Stream, generator
+from mhalearn.data import Examples
+from mhalearn.judge.residuals import measure_residuals
+from mhalearn.layer.factored import is_narrow, random_heads, to_layer
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import descend, has_converged, init_state
+from mhalearn.solvers.gauss_newton_factored import polish_heads
+from mhalearn.solvers.scaled_problem import make_problem
+
+_PROBE_STARTS, _PROBE_STEPS = 4, 25
+# The same for many narrow heads, and times the counting limit of examples they are given.
+_NARROW_STARTS, _NARROW_STEPS, _PROBE_RATIO = 2, 25, 8.0
+# Held-out examples it takes to judge whether a head is missing.
+_PROBE_HELD = 8
+
+
+@in_float64
+def one_more_head(
+    layer: AttentionLayer,
+    fitted: Examples,
+    held: Examples,
+    head_dim: int | None,
+    run: Run,
+    seed: int,
+) -> float | None:
+    """Share of the held-out error that one more head removes; 0 if the gain is not significant.
+
+    The head is added to the layer and all of it descends, of many narrow heads only the new one;
+    examples are paired, and a gain counts at four standard errors, or where it removes half of the
+    error. None where the examples could not determine one more head.
+    """
+    bias, more = layer.out_bias is not None, layer.n_heads + 1
+    narrow = is_narrow(more, layer.d, head_dim)
+    limit = fitted.counting_limit(more, bias, head_dim if narrow else None)
+    if held.n < _PROBE_HELD or fitted.n < 1.5 * limit:
+        return None
+    rng = generator(seed, Stream.MISSING_HEAD)
+    if narrow:
+        assert head_dim is not None
+        larger = _one_more_narrow(layer, fitted, head_dim, limit, run, rng)
+    else:
+        larger = _one_more(layer, fitted, run, rng)
+    before = measure_residuals(layer, held).squared
+    after = measure_residuals(larger, held).squared
+    gains = before - after
+    error = float(np.std(gains, ddof=1)) / np.sqrt(len(gains))
+    # Few examples of very different sizes have a large standard error; noise is never halved.
+    beyond_chance = gains.mean() > 4 * error or gains.mean() > 0.5 * before.mean()
+    significant = beyond_chance and gains.mean() > 0.03 * before.mean()
+    return float(gains.mean() / before.mean()) if significant else 0.0
+
+
+def _one_more(
+    layer: AttentionLayer, fitted: Examples, run: Run, rng: np.random.Generator
+) -> AttentionLayer:
+    """The best layer that several heads of any rank, added in turn, lead to."""
+    bias = layer.out_bias is not None
+    problem = make_problem(fitted, layer.n_heads + 1, bias=bias, causal=layer.causal)
+    added = rng.normal(size=(_PROBE_STARTS, 1, problem.query_dim, problem.d))
+    added *= rng.uniform(1.0, 4.0, size=(_PROBE_STARTS, 1, 1, 1)) / np.linalg.norm(
+        added, axis=(2, 3), keepdims=True
+    )
+    known = np.broadcast_to(problem.theta(layer), (_PROBE_STARTS, *problem.theta(layer).shape))
+    state = init_state(np.concatenate([known, added], axis=1), problem)
+    for step in range(_PROBE_STEPS):
+        state = descend(state, problem)
+        run.emit("one more head", step, float(np.nanmin(np.asarray(state.loss))))
+        if has_converged(state).all() or run.is_over():
+            break
+    best = int(np.nanargmin(np.asarray(state.loss)))
+    return problem.layer(np.asarray(state.theta[best]), np.asarray(state.w[best]))
+
+
+def _one_more_narrow(
+    layer: AttentionLayer,
+    fitted: Examples,
+    head_dim: int,
+    limit: float,
+    run: Run,
+    rng: np.random.Generator,
+) -> AttentionLayer:
+    """The layer with a head that was fitted to what it leaves, in units of that: the others stay.
+
+    It is given no more examples than polish takes.
+    """
+    bias = layer.out_bias is not None
+    part = fitted.sample(int(np.ceil(_PROBE_RATIO * limit)), seed=0)
+    x, y, lengths = part.arrays()
+    left = Examples(x, y - layer(x, lengths), lengths if part.has_lengths else None)
+    alone = make_problem(left, 1, bias=bias, causal=layer.causal, narrow=True)
+    starts = []
+    for _ in range(_NARROW_STARTS):
+        head = random_heads(alone, 1, head_dim, rng)
+        starts.append(
+            polish_heads(head, alone, run, stage="one more head", max_steps=_NARROW_STEPS)
+        )
+    head, _ = min(starts, key=lambda start: start[1])
+    more = to_layer(head, alone)
+    vectors = None
+    if layer.key_vector is not None and more.key_vector is not None:
+        vectors = np.concatenate([layer.key_vector, more.key_vector])
+    out_bias = layer.out_bias
+    if out_bias is not None and more.out_bias is not None:
+        out_bias = out_bias + more.out_bias
+    return AttentionLayer(
+        np.concatenate([layer.theta, more.theta]),
+        np.concatenate([layer.w, more.w]),
+        vectors,
+        out_bias,
+        layer.causal,
+    )

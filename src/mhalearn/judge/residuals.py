@@ -1,0 +1,98 @@
+"""What a layer leaves of labels, and whether that is no more than their rounding."""
+
+import math
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from mhalearn._runtime.programs import compiled
+from mhalearn._runtime.types import Array, Float, Float64
+from mhalearn.data import Examples
+from mhalearn.data.label_precision import label_precision
+from mhalearn.layer.attention import attend, forward, stacked_heads, tangent
+from mhalearn.layer.batches import Chunk
+from mhalearn.layer.layer import AttentionLayer
+
+# How much further from exact a single output column and the median example may be.
+_PARTS = 10
+# The same for the worst example, relative to the terms its labels are sums of. Boxes that compute
+# in their labels' precision were seen at 1.2, with logits of some hundred.
+_WORST = 2
+_DOUBLE = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """The difference between a layer and labels, recomputed from scratch in float64."""
+
+    squared: Float64  # of each example: |F - Y|^2
+    relative: Float64  # of each example: |F - Y| / |Y|
+    root_relative: float  # of all: |F - Y| / |Y|
+    label_norm: float  # |Y|, or one where all labels vanish
+    noise_level: float
+    precision: str
+    unit: float
+    rounding: float  # root_relative if nothing but the rounding of the labels is left
+    floor: float
+    exact: bool  # at the floor: as a whole, in every output column, and in every example
+
+
+def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
+    """Walk over the examples in chunks; memory of one chunk."""
+    wrong: list[Float64] = []
+    energy: list[Float64] = []
+    own: list[Float64] = []
+    rows, columns, steps = 0, np.zeros((3, examples.out_dim)), 0.0
+    precision = label_precision(examples)
+    for x, y, lengths in examples.chunks(1024):
+        steps += float(np.sum(np.spacing(np.abs(y).astype(precision.name)).astype(float) ** 2))
+        for part, (each, of_columns) in layer.over_chunks(_residual_sums, x, lengths, y):
+            count = part.stop - part.start
+            for sums, found in zip((wrong, energy, own), each, strict=True):
+                sums.append(found[:count])
+            columns += of_columns
+        rows += int(lengths.sum())
+    squared, labels, terms_of = np.concatenate(wrong), np.concatenate(energy), np.concatenate(own)
+    # Where labels vanish, the error stands for itself.
+    relative = np.sqrt(squared / np.where(labels > 0, labels, 1.0))
+    whole = float(labels.sum()) or 1.0
+    root_relative = float(np.sqrt(squared.sum() / whole))
+    # A few huge labels must not hide what is wrong with all others, nor many good ones a few bad. A
+    # column in which heads cancel holds nothing but their rounding, and where they were merged, so
+    # did the sum of doubles.
+    of_parts = _PARTS * precision.floor
+    allowed = of_parts**2 * columns[1] + precision.unit**2 * columns[2] + _DOUBLE**2 * whole
+    of_terms = np.sqrt(squared / np.where(terms_of > 0, terms_of, 1.0))
+    exact = (
+        root_relative <= precision.floor
+        and bool(np.all(columns[0] <= allowed))
+        and float(np.median(relative)) <= of_parts
+        and float(np.max(of_terms)) <= _WORST * precision.floor
+    )
+    return Residuals(
+        squared=squared,
+        relative=relative,
+        root_relative=root_relative,
+        label_norm=math.sqrt(whole),
+        noise_level=float(np.sqrt(squared.sum() / (rows * examples.out_dim))),
+        precision=precision.name,
+        unit=precision.unit,
+        rounding=math.sqrt(steps / 12 / whole),  # uniform within half a step either way
+        floor=precision.floor,
+        exact=exact,
+    )
+
+
+@compiled
+def _residual_sums(
+    theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
+) -> tuple[Float[Array, "3 b"], Float[Array, "3 e"]]:
+    """Squared residuals, labels, and sizes of the terms that labels are sums of: summed over each
+    example, and over each output column."""
+    m, _, d = theta.shape
+    at = tangent(attend(theta, chunk).p, stacked_heads(w, m, d), chunk)
+    sizes = jnp.einsum("brmj,bmje->bre", at.p, jnp.abs(at.values))
+    sizes += jnp.abs(chunk.constant * chunk.weight[..., None]) @ jnp.abs(w[m * d :])
+    parts = jnp.stack([forward(theta, w, chunk) - chunk.labels, chunk.labels, sizes]) ** 2
+    return jnp.sum(parts, axis=(2, 3)), jnp.sum(parts, axis=(1, 2))

@@ -1,0 +1,28 @@
+"""What a fit returns: the layer, the outcome, and what it rests on."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from mhalearn.judge.certificate import Certificate
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.run.events import Event
+from mhalearn.run.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A learned layer and what may be said about it."""
+
+    layer: AttentionLayer
+    outcome: Outcome
+    trace: list[Event]
+    reason: str = ""  # one sentence: why this outcome
+    certificate: Certificate | None = None  # None if no example could be spared
+    settings: dict[str, Any] = field(default_factory=dict)  # what is needed to run it again
+
+    def __repr__(self) -> str:
+        """Short: a trace may have thousands of events."""
+        return (
+            f"Solution({self.outcome.name}, reason={self.reason!r}, layer={self.layer!r}, "
+            f"{len(self.trace)} events)"
+        )

@@ -1,0 +1,79 @@
+"""Compare two layers head by head, up to the order of heads."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from mhalearn._runtime.types import Float64
+from mhalearn.layer.layer import AttentionLayer
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Errors of matched heads, relative to max(norm of the true head, rms norm over heads).
+
+    order[i] is the learned head matched with true head i. Layers that cannot be matched (other head
+    count, width, or mask) have no errors a head and max_error = inf.
+    """
+
+    order: NDArray[np.int64]
+    theta_errors: Float64
+    w_errors: Float64
+    key_vector_errors: Float64
+    out_bias_error: float
+    max_error: float
+
+    @property
+    def comparable(self) -> bool:
+        return bool(np.isfinite(self.max_error))
+
+
+def compare(learned: AttentionLayer, truth: AttentionLayer) -> Comparison:
+    """Match heads optimally (Hungarian algorithm) and report relative errors.
+
+    The cost of a pair is the sum of its squared relative errors in Theta, W and the key vector. An
+    absent key vector or output bias counts as zero; where the true ones vanish, their errors are
+    relative to a row of Theta and of W. Canonical forms are not taken here: ask for them first.
+    """
+    same_shape = learned.theta.shape == truth.theta.shape and learned.w.shape == truth.w.shape
+    if not same_shape or learned.causal != truth.causal:
+        none = np.zeros(0)
+        return Comparison(np.zeros(0, np.int64), none, none, none, np.inf, np.inf)
+    root_d = np.sqrt(truth.d)
+    theta_scale = _scales(truth.theta)
+    w_scale = _scales(truth.w)
+    theta_table = _distances(learned.theta, truth.theta) / theta_scale[:, None]
+    w_table = _distances(learned.w, truth.w) / w_scale[:, None]
+    key_table = _distances(_key_vectors(learned), _key_vectors(truth))
+    key_table /= _scales(_key_vectors(truth), least=theta_scale.max() / root_d)[:, None]
+    rows, order = linear_sum_assignment(theta_table**2 + w_table**2 + key_table**2)
+    true_bias = _out_bias(truth)
+    bias_scale = max(float(np.linalg.norm(true_bias)), float(w_scale.max()) / root_d)
+    bias_error = float(np.linalg.norm(_out_bias(learned) - true_bias)) / bias_scale
+    theta_errors, w_errors, key_errors = (
+        table[rows, order] for table in (theta_table, w_table, key_table)
+    )
+    worst = max(theta_errors.max(), w_errors.max(), key_errors.max(), bias_error)
+    return Comparison(order, theta_errors, w_errors, key_errors, bias_error, float(worst))
+
+
+def _scales(true: Float64, least: float = 0.0) -> Float64:
+    norms = np.linalg.norm(true.reshape(len(true), -1), axis=1)
+    common = max(float(np.sqrt(np.mean(norms**2))), least)
+    return np.maximum(norms, common) if common > 0 else np.ones(len(true))
+
+
+def _distances(learned: Float64, true: Float64) -> Float64:
+    """|true_i - learned_j| as a table with a row for each true head. Memory: one head at a time."""
+    flat = learned.reshape(len(learned), -1)
+    return np.stack([np.linalg.norm(flat - head.ravel(), axis=1) for head in true])
+
+
+def _key_vectors(layer: AttentionLayer) -> Float64:
+    return np.zeros((layer.n_heads, layer.d)) if layer.key_vector is None else layer.key_vector
+
+
+def _out_bias(layer: AttentionLayer) -> Float64:
+    return np.zeros(layer.out_dim) if layer.out_bias is None else layer.out_bias

@@ -1,0 +1,210 @@
+"""Many narrow heads by their factors, with no matrix of d x d unknowns a head.
+
+Theta_i = A_i B_i^T and W_i = C_i D_i with h columns each. The factors have a freedom that the layer
+does not see, an invertible h x h matrix a pair.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.types import Array, Float, Float64
+from mhalearn.layer.batches import Chunk
+from mhalearn.layer.layer import AttentionLayer, group_heads
+from mhalearn.solvers.scaled_problem import Problem
+
+# Factors make a layer to this precision, and a singular value this far below the largest is none.
+_EXACT, _DEFICIENT = 1e-9, 1e-6
+# Attention unknowns from which on heads of known rank are better moved by their factors.
+_LARGE = 30_000
+
+
+def is_narrow(n_heads: int, d: int, head_dim: int | None) -> bool:
+    """Whether heads are so many and of so low a rank that their factors are fewer by far."""
+    return head_dim is not None and 2 * head_dim <= d and n_heads * d**2 > _LARGE
+
+
+class Factors(NamedTuple):
+    """Heads by their factors, in solver units."""
+
+    query: Float[Array, "m q h"]
+    key: Float[Array, "m d h"]
+    value: Float[Array, "m d h"]
+    out: Float[Array, "m h e"]
+    bias: Float[Array, "c e"]  # one row, or none without an output bias
+
+
+class Activations(NamedTuple):
+    """What heads make of a chunk, up to their outputs; and all that their derivative needs."""
+
+    p: Float[Array, "*c b k m k"]
+    queries: Float[Array, "*c b k m h"]
+    keys: Float[Array, "*c b k m h"]
+    values: Float[Array, "*c b k m h"]
+    mixed: Float[Array, "*c b k m h"]
+
+
+def attend_heads(heads: Factors, chunk: Chunk) -> Activations:
+    """Cost: O(b k m h (d + k))."""
+    queries = jnp.einsum("brq,mqh->brmh", chunk.queries, heads.query)
+    keys = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, heads.key)
+    values = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, heads.value)
+    scores = jnp.einsum("brmh,bjmh->brmj", queries, keys)
+    p = jax.nn.softmax(jnp.where(chunk.allowed[:, :, None], scores, -jnp.inf), axis=-1)
+    return Activations(p, queries, keys, values, jnp.einsum("brmj,bjmh->brmh", p, values))
+
+
+def apply_heads(heads: Factors, chunk: Chunk) -> Float[Array, "b k e"]:
+    """Outputs on a chunk, zero where rows do not count. Cost: O(b k m h (d + k + e))."""
+    mixed = attend_heads(heads, chunk).mixed
+    outputs = jnp.einsum("brmh,mhe->bre", mixed, heads.out) + chunk.constant @ heads.bias
+    return outputs * chunk.weight[..., None]
+
+
+def push_heads(
+    heads: Factors, at: Activations, chunk: Chunk, step: Factors
+) -> Float[Array, "b k e"]:
+    """The derivative of the outputs along a step. Cost: about `apply_heads`."""
+    queries = jnp.einsum("brq,mqh->brmh", chunk.queries, step.query)
+    keys = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, step.key)
+    values = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, step.value)
+    scores = jnp.einsum("brmh,bjmh->brmj", queries, at.keys)
+    scores += jnp.einsum("brmh,bjmh->brmj", at.queries, keys)
+    p = at.p * (scores - jnp.sum(at.p * scores, axis=-1, keepdims=True))
+    mixed = jnp.einsum("brmj,bjmh->brmh", p, at.values)
+    mixed += jnp.einsum("brmj,bjmh->brmh", at.p, values)
+    outputs = jnp.einsum("brmh,mhe->bre", mixed, heads.out) + chunk.constant @ step.bias
+    outputs += jnp.einsum("brmh,mhe->bre", at.mixed, step.out)
+    return outputs * chunk.weight[..., None]
+
+
+def to_layer(heads: Factors, problem: Problem) -> AttentionLayer:
+    """The layer in the user's units."""
+    query, key, value, out, bias = (np.asarray(part, np.float64) for part in heads)
+    w = (value @ out).reshape(-1, problem.out_dim)
+    return problem.layer(query @ key.swapaxes(1, 2), np.concatenate([w, bias]))
+
+
+@in_float64
+def to_heads(layer: AttentionLayer, problem: Problem, head_dim: int) -> Factors:
+    """The nearest balanced factors. Cost: two singular value decompositions a head."""
+    theta, w = problem.theta(layer), problem.w(layer)
+    m, d = layer.n_heads, problem.d
+    query, key = _halves(theta, head_dim)
+    value, out = _halves(w[: m * d].reshape(m, d, -1), head_dim)
+    parts = query, np.swapaxes(key, 1, 2), value, out, w[m * d :]
+    return Factors(*map(jnp.asarray, parts))
+
+
+def _halves(product: Any, rank: int) -> tuple[Any, Any]:
+    u, s, vt = np.linalg.svd(product, full_matrices=False)
+    root = np.sqrt(s[:, :rank])
+    return u[:, :, :rank] * root[:, None], root[:, :, None] * vt[:, :rank]
+
+
+def has_full_rank(heads: Factors, layer: AttentionLayer, problem: Problem) -> bool:
+    """Whether balanced factors make the layer, with no column of them near zero.
+
+    Only then do changes of the factors make all changes of heads of their rank.
+    """
+    made = to_layer(heads, problem)
+    for matrices, others in (
+        (problem.theta(layer), problem.theta(made)),
+        (layer.w, made.w),
+    ):
+        off = np.linalg.norm(matrices - others, axis=(1, 2))
+        if np.any(off > _EXACT * np.linalg.norm(matrices, axis=(1, 2))):
+            return False
+    sizes = [np.sum(np.asarray(part) ** 2, axis=1) for part in (heads.query, heads.value)]
+    return all(bool(np.all(size.min(axis=1) > _DEFICIENT * size.max(axis=1))) for size in sizes)
+
+
+@in_float64
+def merge_heads(heads: Factors, alike: float, small: float, most: int | None = None) -> Factors:
+    """The canonical form by factors, which come out balanced; at most so many of the largest heads.
+
+    Thetas are one head's if they differ by less than `alike` of the larger, or by less than `small`
+    of the largest of all: it gets their mean, by their shares in the sum of W, which to first
+    order changes no output. Heads with a W below `small` of the largest are dropped.
+    Cost: O(m^2 d h^2): no matrix of d x d is made. What is merged is cut to rank h.
+    """
+    query, key, value, out, bias = (np.asarray(part, np.float64) for part in heads)
+    key, value_t = key.swapaxes(1, 2), value.swapaxes(1, 2)
+    theta = _inner_products(query.swapaxes(1, 2), key)
+    w = _inner_products(value_t, out)
+    squares = np.diag(theta)
+    apart = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * theta, 0.0))
+    near = np.sqrt(np.maximum(squares[:, None], squares[None, :]))
+    near = np.maximum(alike * near, small * near.max())
+    sizes = np.sqrt(np.diag(w))
+    merged = []
+    for group in group_heads(apart - near, sizes, 0.0):
+        shares = w[np.ix_(group, group)].sum(axis=1)
+        shares = shares / shares.sum() if shares.sum() > 0 else shares
+        mean = np.concatenate(shares[:, None, None] * query[group], axis=1)
+        attention = _balanced(mean, np.concatenate(key[group]))
+        summed = _balanced(np.concatenate(value_t[group]).T, np.concatenate(out[group]))
+        width = out.shape[1]
+        merged.append(tuple(f for a, b in (attention, summed) for f in (a[:, :width], b[:width])))
+    norms = np.array([np.sqrt(np.sum((v.T @ v) * (o @ o.T))) for _, _, v, o in merged])
+    order = [g for g in np.argsort(-norms, kind="stable") if norms[g] > small * sizes.max()]
+    chosen = [merged[g] for g in (order or [0])[:most]]
+    a, b, c, o = (np.stack(parts) for parts in zip(*chosen, strict=True))
+    return Factors(*_placed(a, b.swapaxes(1, 2), c, o, bias))
+
+
+@in_float64
+def pad_with_zero_heads(heads: Factors, count: int) -> Factors:
+    """As many heads, those that are missing zero: they change nothing, and no slope moves them."""
+    missing = ((0, count - len(heads.query)), (0, 0), (0, 0))
+    wider = [np.pad(np.asarray(part), missing) for part in heads[:4]]
+    return Factors(*_placed(*wider, heads.bias))
+
+
+def _placed(*arrays: Any) -> list[Array]:
+    """On the device. `jnp.asarray` would compile a program for every new shape."""
+    return [jax.device_put(array) for array in arrays]
+
+
+def _inner_products(left: Float64, right: Float64) -> Float64:
+    """<L_i^T R_i, L_j^T R_j> for all pairs of (m, h, d) and (m, h, e)."""
+    ours = np.einsum("ihd,jgd->ijhg", left, left, optimize=True)
+    theirs = np.einsum("ihe,jge->ijhg", right, right, optimize=True)
+    return np.einsum("ijhg,ijhg->ij", ours, theirs)
+
+
+def _balanced(left: Float64, right: Float64) -> tuple[Float64, Float64]:
+    """Factors (d, h), (h, e) of the same product that share its singular values, largest first."""
+    q, r = np.linalg.qr(left)
+    p, t = np.linalg.qr(right.T)
+    u, s, vt = np.linalg.svd(r @ t.T, full_matrices=False)
+    root = np.sqrt(s)
+    return q @ (u * root), (root[:, None] * vt) @ p.T
+
+
+def guess_heads(d: int, head_dim: int) -> int:
+    """As many as transformers have: heads of rank h that together fill the d features."""
+    return -(-d // head_dim)
+
+
+@in_float64
+def random_heads(
+    problem: Problem, n_heads: int, head_dim: int, rng: np.random.Generator
+) -> Factors:
+    """Small factors: |Theta_i| and |W_i| are about one."""
+    d, e, q = problem.d, problem.out_dim, problem.query_dim
+    size = (d * head_dim**0.5) ** -0.5
+
+    def small(*shape: int) -> Array:
+        return jnp.asarray(size * rng.standard_normal((n_heads, *shape)))
+
+    return Factors(
+        query=small(q, head_dim),
+        key=small(d, head_dim),
+        value=small(d, head_dim),
+        out=small(head_dim, e),
+        bias=jnp.zeros((int(problem.bias), e)),
+    )

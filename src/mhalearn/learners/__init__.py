@@ -1,0 +1,1 @@
+"""How layers are learned: each learner is an object of one protocol."""

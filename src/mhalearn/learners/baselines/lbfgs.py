@@ -1,0 +1,88 @@
+"""L-BFGS on all parameters at once, from several random starts."""
+
+from functools import partial
+from typing import Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mhalearn._runtime.types import Array
+from mhalearn.data import Examples
+from mhalearn.layer.batches import Chunk
+from mhalearn.learners.baselines.descent import Descent, DescentTask, Walk, descend_in_blocks
+from mhalearn.learners.baselines.starts import Asked, best_of_starts
+from mhalearn.learners.baselines.student import Student, value_and_gradient
+from mhalearn.run.outcome import Candidate
+
+# A block of steps that takes off less than this part of the loss has come to rounding, or to the
+# bottom of what cannot be fitted exactly.
+_LEAST_GAIN = 1e-6
+
+
+def learn(
+    examples: Examples,
+    *,
+    memory: int = 30,
+    steps: int = 5_000,
+    starts: int = 5,
+    goal: float = 1e-24,
+    **asked: Unpack[Asked],
+) -> Candidate:
+    """Fit a layer with optax's L-BFGS and its line search, keeping `memory` gradient differences.
+
+    Each step sees all examples. A start ends after `steps`, at a relative training error of `goal`,
+    or when progress ends. (SciPy's L-BFGS-B took about twice the time for layers of d = 8, where
+    calling Python once an evaluation shows, and about the same for d = 16.)
+    Cost: a little over three forward passes a step. Trust: a heuristic.
+    """
+
+    def descend(task: DescentTask, student: Student, start: int) -> Descent:
+        return descend_in_blocks(
+            task,
+            lambda walk, until: _advance(
+                walk, until, jnp.asarray(goal), task.data, task.energy, memory
+            ),
+            student,
+            optax.lbfgs(memory_size=memory).init(student),
+            stage="lbfgs",
+            start=start,
+            steps=steps,
+            goal=goal,
+            least_gain=_LEAST_GAIN,
+        )
+
+    return best_of_starts(descend, examples, starts=starts, **asked)
+
+
+@partial(jax.jit, static_argnames=("memory",))
+def _advance(
+    walk: Walk, until: Array, goal: Array, data: Chunk, energy: Array, memory: int
+) -> Walk:
+    optimiser = optax.lbfgs(memory_size=memory)
+
+    @jax.custom_vjp
+    def objective(student: Student) -> Array:
+        return value_and_gradient(student, data, energy)[0]
+
+    # Differentiated chunk by chunk: optax would differentiate through the sum and keep all of them.
+    def with_gradient(student: Student) -> tuple[Array, Student]:
+        return value_and_gradient(student, data, energy)
+
+    def scaled(gradient: Student, factor: Array) -> tuple[Student]:
+        return (jax.tree.map(lambda leaf: factor * leaf, gradient),)
+
+    objective.defvjp(with_gradient, scaled)
+    value_and_grad = optax.value_and_grad_from_state(objective)
+
+    def going(walk: Walk) -> Array:
+        return (walk.step < until) & (walk.loss > goal)
+
+    def advance(walk: Walk) -> Walk:
+        loss, slope = value_and_grad(walk.student, state=walk.memory)
+        updates, found = optimiser.update(
+            slope, walk.memory, walk.student, value=loss, grad=slope, value_fn=objective
+        )
+        return Walk(optax.apply_updates(walk.student, updates), found, walk.step + 1, loss)
+
+    return jax.lax.while_loop(going, advance, walk)

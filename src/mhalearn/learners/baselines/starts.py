@@ -1,0 +1,116 @@
+"""The starts of a task, and the choice among them by examples that were not used to fit."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypedDict, Unpack
+
+import jax.numpy as jnp
+import numpy as np
+
+from mhalearn._runtime.programs import in_float64
+from mhalearn.data import Examples
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.learners.baselines.descent import Descent, DescentTask
+from mhalearn.learners.baselines.student import Student, batches, random_student, student_rng
+from mhalearn.run.checkpoint import from_arrays, to_arrays
+from mhalearn.run.outcome import Candidate, Outcome
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import relative_error
+from mhalearn.solvers.scaled_problem import make_problem
+
+_HELD_OUT = 8  # one example in so many chooses among the starts
+ENOUGH = 1e-12  # held-out error (squared, relative) at which no further start is made
+_LOST = 0.5  # held-out error above which nothing was learned
+
+
+def hold_out(examples: Examples, seed: int, limit: float) -> tuple[Examples, Examples]:
+    """Examples to fit and examples to choose by; the same ones where none can be spared.
+
+    limit: examples below which no method could determine the layer.
+    """
+    order = student_rng(seed).permutation(examples.n)
+    count = max(1, examples.n // _HELD_OUT)
+    if examples.n - count < max(1, 1.5 * limit):
+        return examples, examples
+    return examples.subset(np.sort(order[count:])), examples.subset(np.sort(order[:count]))
+
+
+class ScoredLayer(NamedTuple):
+    """A layer and its error on the examples held out."""
+
+    layer: AttentionLayer
+    error: float
+
+
+class Asked(TypedDict):
+    """What every learner is asked for."""
+
+    n_heads: int
+    bias: bool
+    causal: bool
+    head_dim: int | None
+    seed: int
+    run: Run
+
+
+def prepare(examples: Examples, asked: Asked) -> tuple[DescentTask, Examples]:
+    """What all starts share, and the examples to choose by."""
+    n_heads, bias = asked["n_heads"], asked["bias"]
+    limit = examples.counting_limit(n_heads, bias, asked["head_dim"])
+    training, held_out = hold_out(examples, asked["seed"], limit)
+    problem = make_problem(training, n_heads, bias=bias, causal=asked["causal"])
+    energy = jnp.asarray(problem.energy if problem.energy > 0 else 1.0)
+    return DescentTask(problem, batches(problem, n_heads), energy, asked["run"]), held_out
+
+
+@in_float64
+def best_of_starts(
+    descend: Callable[[DescentTask, Student, int], Descent],
+    examples: Examples,
+    *,
+    starts: int,
+    **asked: Unpack[Asked],
+) -> Candidate:
+    """Descend from random starts one after the other; keep the best on held-out examples.
+
+    No further start is made once one explains the held-out examples to 1e-12.
+    """
+    run = asked["run"]
+    task, held_out = prepare(examples, asked)
+    best: ScoredLayer | None = None
+    finite = False
+    for start in range(starts):
+        rng = student_rng(asked["seed"], 1, start)
+        student = random_student(task.problem, asked["n_heads"], asked["head_dim"], rng)
+
+        def work(student: Student = student, start: int = start) -> dict[str, Any]:
+            end = descend(task, student, start)
+            layer = task.layer(end.student)
+            error = relative_error(layer, held_out)
+            return to_arrays(layer) | {"error": error, "loss": end.loss, "finite": end.finite}
+
+        needs = ("theta", "w", "causal", "error", "loss", "finite")
+        end = run.checkpoint.once(f"start {start + 1}", work, needs)
+        candidate = ScoredLayer(from_arrays(end), end["error"])
+        run.keep(candidate.layer, end["loss"])
+        run.emit("select", start, end["loss"], f"start {start + 1}", held_out_error=candidate.error)
+        finite = finite or end["finite"]
+        if best is None or candidate.error < best.error:
+            best = candidate
+        if best.error <= ENOUGH or run.is_over():
+            break
+    assert best is not None
+    return conclude(best, finite, asked)
+
+
+def conclude(best: ScoredLayer, finite: bool, asked: Asked) -> Candidate:
+    """The provisional outcome; whether a layer is recovered is not for a learner to say."""
+    run, short = asked["run"], best.error > ENOUGH
+    if short and run.is_over():
+        outcome, reason = Outcome.TIME_LIMIT, f"held-out error {best.error:.1e} when time was up"
+    elif short and not finite:
+        outcome, reason = Outcome.NONFINITE, "every start diverged"
+    elif not best.error <= _LOST:
+        outcome, reason = Outcome.STUCK, f"held-out error {best.error:.1e} after every start"
+    else:
+        outcome, reason = Outcome.FITTED, f"held-out error {best.error:.1e}, not certified"
+    return Candidate(best.layer, outcome, reason, best.error)

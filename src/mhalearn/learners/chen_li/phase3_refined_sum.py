@@ -1,0 +1,120 @@
+"""Phase 3: where the proxy has a large margin, every head attends to one token, and W_sum shows."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from mhalearn._runtime.devices import shard_locally
+from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.types import Array, Float, Float64, Int
+from mhalearn.data import Examples
+from mhalearn.learners.chen_li.streaming import Lowest, Watcher, walk
+
+_STEPS = 60
+_SHRINK = 0.8
+
+
+@dataclass(frozen=True)
+class MarginRows:
+    """Rows where the proxy puts one token far ahead of the others."""
+
+    token: Float64  # (c, d)
+    label: Float64  # (c, e)
+    margin: Float64  # (c,)
+
+
+@dataclass(frozen=True)
+class RefinedSum:
+    estimate: Float64
+    residual: Float64  # of each margin row
+    inliers: float  # share of rows within a tenth of the typical label
+
+
+@jax.jit
+def _margins(x: Array, proxy: Float[Array, "d d"]) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
+    """By how much each row's first token is ahead of its second, and which token is first."""
+    tokens = x.astype(proxy.dtype)
+    scores = jnp.einsum("brd,bjd->brj", tokens @ proxy, tokens)
+    first = jnp.argmax(scores, axis=-1)
+    others = jnp.where(jax.nn.one_hot(first, x.shape[1], dtype=bool), -jnp.inf, scores)
+    return jnp.max(scores, axis=-1) - jnp.max(others, axis=-1), first
+
+
+@in_float64
+def large_margin_rows(
+    examples: Examples,
+    proxy: Float64,
+    count: int,
+    *,
+    repeats: int = 4,
+    watch: Watcher | None = None,
+) -> MarginRows:
+    """The `count` rows with the largest proxy margin, each token (up to sign) at most `repeats`
+    times: in few dimensions the same token would otherwise crowd out the others.
+
+    Source: phase 3 of Chen & Li. Cost: one pass, O(n k d (d + k)).
+    Trust: that all heads attend to the token ahead is likely, not certain, where the proxy has the
+    same inner product with every dense and incoherent Theta_i; others are outliers of the fit.
+    """
+    k, largest = examples.k, Lowest(8 * count)
+    for part in walk(examples, watch=watch):
+        margins, _ = _margins(shard_locally(part.x), proxy)
+        largest.offer(-np.asarray(margins), part)
+    largest.merge()
+    x, y, row = largest.x, largest.y, largest.places % k
+    each = np.arange(len(row))
+    first = np.asarray(_margins(jnp.asarray(x), jnp.asarray(proxy))[1])[each, row]
+    token, label, margins = x[each, first], y[each, row], -largest.values
+    chosen = _spread(token, count, repeats)
+    return MarginRows(token[chosen], label[chosen], margins[chosen])
+
+
+def _spread(token: Float64, count: int, repeats: int) -> NDArray[np.int64]:
+    """The first `count` rows in which no token, up to sign, comes more than `repeats` times."""
+    lead = np.sign(token[np.arange(len(token)), np.argmax(token != 0, axis=1)])
+    seen: dict[bytes, int] = {}
+    chosen = []
+    for place, one in enumerate(token * lead[:, None] + 0.0):
+        key = one.tobytes()
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] <= repeats:
+            chosen.append(place)
+        if len(chosen) == count:
+            break
+    return np.array(chosen, np.int64)
+
+
+def refine_projection_sum(rows: MarginRows, current: Float64, *, robust: bool = True) -> RefinedSum:
+    """Regress labels on the token attended to; rows where heads disagree are outliers.
+
+    Robust: least squares reweighted by (residual^2 + delta^2)^-2 while delta shrinks to the 4d-th
+    smallest residual, from the plain and from the current estimate; the lower mean log residual
+    wins. Source: phase 3 of Chen & Li, where plain least squares is proved to suffice for large
+    enough margins; the robust form is what makes moderate margins usable, and is a heuristic.
+    """
+    plain: Float64 = np.linalg.lstsq(rows.token, rows.label, rcond=None)[0].astype(np.float64)
+    estimates = [plain]
+    if robust:
+        estimates = [_reweighted(rows, start) for start in (plain, current)]
+    residuals = [np.linalg.norm(rows.label - rows.token @ w, axis=1) for w in estimates]
+    best = int(np.argmin([np.mean(np.log(left + 1e-300)) for left in residuals]))
+    typical = float(np.median(np.linalg.norm(rows.label, axis=1)))
+    inliers = float(np.mean(residuals[best] < 0.1 * typical))
+    return RefinedSum(estimates[best], residuals[best], inliers)
+
+
+def _reweighted(rows: MarginRows, start: Float64) -> Float64:
+    estimate, rank = start, min(4 * rows.token.shape[1], len(rows.token) - 1)
+    delta = np.inf
+    for _ in range(_STEPS):
+        left = np.linalg.norm(rows.label - rows.token @ estimate, axis=1)
+        smallest = float(np.partition(left, rank)[rank]) + 1e-300
+        delta = max(_SHRINK * min(delta, float(np.median(left))), smallest)
+        weight = ((left / delta) ** 2 + 1) ** -2
+        weighted = rows.token * weight[:, None]
+        normal, right = weighted.T @ rows.token, weighted.T @ rows.label
+        estimate = np.linalg.lstsq(normal, right, rcond=None)[0].astype(np.float64)
+    return estimate

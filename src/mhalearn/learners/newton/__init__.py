@@ -1,0 +1,5 @@
+"""The exact solver: random starts, ridge continuation, descent, choice on held-out examples."""
+
+from mhalearn.learners.newton.learner import learn
+
+__all__ = ["learn"]

@@ -1,0 +1,322 @@
+"""The learner: rounds of starts, each round more patient, until one explains held-out examples."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mhalearn._runtime.seeds import Stream, generator
+from mhalearn.data import Examples
+from mhalearn.data.label_precision import label_precision
+from mhalearn.layer.factored import guess_heads, is_narrow
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.learners.newton.annealing import LAST_STRENGTH, anneal_first_order
+from mhalearn.learners.newton.continuation import (
+    Task,
+    anneal,
+    descend_without_ridge,
+    finish_with_direct_steps,
+    ridge_at,
+)
+from mhalearn.learners.newton.factored import Setting, learn_narrow
+from mhalearn.learners.newton.head_count import choose_heads
+from mhalearn.learners.newton.head_exchange import exchange_heads, keep_better, rescale_prior
+from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
+from mhalearn.learners.newton.starts import Scales, estimate_scales, random_starts
+from mhalearn.run.checkpoint import generator_from, generator_words
+from mhalearn.run.outcome import Candidate, Outcome
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import (
+    MAX_FINISHING_UNKNOWNS,
+    State,
+    init_state,
+    max_direct_unknowns,
+    polish,
+    reset_damping,
+)
+from mhalearn.solvers.scaled_problem import Problem, make_problem
+
+# Relative squared error on held-out examples that only the true function reaches, where their
+# precision allows.
+_EXACT = 1e-16
+
+
+@dataclass(frozen=True)
+class Round:
+    """Starts that descend side by side: how they are annealed, and how often they trade heads."""
+
+    n_starts: int
+    anneal_steps: int
+    final_ridge: float  # where the continuation (homotopy) in the ridge ends
+    release_steps: int = 0  # from there to hardly any, before the ridge is dropped
+    first_order_steps: int = 0  # of slow annealing before all others
+    hops: int = 0
+    prior: float = 1.0  # width of the prior on |Theta| that hops use, over what was learned so far
+
+    @property
+    def annealing(self) -> NDArray[np.float64]:
+        return np.geomspace(
+            LAST_STRENGTH if self.first_order_steps else 3.0, self.final_ridge, self.anneal_steps
+        )
+
+    @property
+    def hopping(self) -> NDArray[np.float64]:
+        return np.geomspace(1.0, self.final_ridge, 25)
+
+    @property
+    def releasing(self) -> NDArray[np.float64]:
+        return np.geomspace(self.final_ridge, 1e-5, self.release_steps + 1)[1:]
+
+
+class Hopping(NamedTuple):
+    """Where a round stands between two hops."""
+
+    hop: int  # made so far
+    idle: int  # of them, since a start last got better
+    state: State
+    scales: Scales
+    losses: NDArray[np.float64]  # before any hop
+    rng: NDArray[np.uint64]
+
+
+# Generic layers with a few times the counting limit of examples fall to the first round. With noise
+# no loss is known to be the lowest: one patient start that agrees with the quick one tells.
+PLENTY = (
+    Round(1, 4, 1e-2),
+    Round(1, 40, 1e-3, release_steps=8),
+    Round(4, 40, 1e-3, release_steps=8),
+    Round(5, 8, 1e-3, release_steps=8, first_order_steps=12_000),
+    Round(5, 60, 1e-3, release_steps=8),
+)
+# Near the counting limit patience pays: sixteen starts in all.
+SCARCE = (
+    Round(1, 4, 1e-2),
+    Round(1, 40, 1e-3, release_steps=8),
+    Round(4, 8, 1e-3, release_steps=8, first_order_steps=12_000, hops=20),
+    Round(5, 60, 1e-3, release_steps=8, hops=40, prior=1.3),
+    Round(5, 8, 1e-3, release_steps=8, first_order_steps=24_000, hops=400),
+)
+# Surplus heads make a lost head rare, so that a search for the head count can be brief.
+BRIEF = (Round(1, 10, 1e-2), Round(1, 30, 1e-2))
+# Times the counting limit up to which local minima abound and hopping pays.
+_SCARCE = 3.0
+# From which on two starts that agree are hardly ever both wrong.
+_TRUSTING = 6.0
+# Hops in which no start got better after which none will.
+_IDLE_HOPS = 150
+# Times the counting limit that is plenty for a first look, and multiplications a pass over the
+# examples must cost for it to be worth its compilation.
+_ENOUGH, _WORK = 4.0, 1e7
+# Losses that differ by less than this part are those of one minimum.
+_SAME = 1e-6
+
+
+def learn(
+    examples: Examples,
+    *,
+    n_heads: int | str,
+    bias: bool,
+    causal: bool,
+    head_dim: int | None,
+    seed: int,
+    run: Run,
+    start: AttentionLayer | None = None,
+) -> Candidate:
+    """Learn a layer with the given number of heads, or with as many as the examples ask for.
+
+    `start` is a layer to descend from before any random start.
+    Cost: O(n k m d (d + k + e)) a conjugate-gradient step, some hundred of them a start.
+    Trust: a heuristic with no guarantee of success; what it returns is checked elsewhere.
+    """
+
+    exact = max(_EXACT, label_precision(examples).floor ** 2)
+
+    def with_heads(count: int, rounds: tuple[Round, ...] | None = None) -> Candidate:
+        fit, held = split_for_selection(examples, count, bias=bias, head_dim=head_dim, seed=seed)
+        problem = make_problem(fit, count, bias=bias, causal=causal)
+        choice = ModelSelection(problem, held, run)
+        ratio = fit.n / examples.counting_limit(count, bias, head_dim)
+        rounds = rounds or (SCARCE if ratio <= _SCARCE else PLENTY)
+        if start is not None and start.n_heads == count:
+            choice.offer(polish(start, problem, run, head_dim=head_dim)[0])
+        descend = partial(
+            run_rounds,
+            choice=choice,
+            exact=exact,
+            trusting=ratio >= _TRUSTING,
+            n_heads=count,
+            head_dim=head_dim,
+            seed=seed,
+            run=run,
+        )
+        few = sketch_size(fit, count, bias=bias, head_dim=head_dim)
+        if few < fit.n:
+            part = make_problem(fit.subset(slice(0, few)), count, bias=bias, causal=causal)
+            descend(part, rounds[:1], stage="sketch")
+        return choice.candidate(descend(problem, rounds))
+
+    def attempt(count: int, patient: bool) -> tuple[Candidate, float]:
+        work = partial(with_heads, count, None if patient else BRIEF)
+        solution = run.once(f"{count} heads, {'patient' if patient else 'brief'}", work)
+        return solution, solution.loss
+
+    asked = None if isinstance(n_heads, str) else n_heads
+    if head_dim is not None:
+        heads = asked or guess_heads(examples.d, head_dim)
+        if is_narrow(heads, examples.d, head_dim):
+            setting = Setting(bias, causal, head_dim, seed)
+            return learn_narrow(examples, asked, exact, setting, run, start)
+    if not isinstance(n_heads, str):
+        # Below the counting limit no effort helps.
+        if examples.n >= examples.counting_limit(n_heads, bias, head_dim):
+            return with_heads(n_heads)
+        most = most_heads(examples, bias=bias, head_dim=head_dim)
+        return with_heads(min(n_heads, most), PLENTY[:1])
+    most = most_heads(examples, bias=bias, head_dim=head_dim)
+    return choose_heads(attempt, most, exact, run)
+
+
+def run_rounds(
+    problem: Problem,
+    rounds: tuple[Round, ...],
+    *,
+    choice: ModelSelection,
+    exact: float,
+    trusting: bool,
+    n_heads: int,
+    head_dim: int | None,
+    seed: int,
+    run: Run,
+    stage: str = "round",
+) -> Outcome:
+    """Offer every start's end point to the choice; stop at the first one that is exact.
+
+    With noise none is; `trusting`, the lowest loss found twice is taken for the lowest there is.
+    """
+    if problem.energy == 0.0:
+        choice.offer(problem.zero_layer(n_heads))
+        return Outcome.FITTED
+    scales = estimate_scales(problem, n_heads)
+    unknowns = n_heads * problem.query_dim * problem.d
+
+    def done() -> bool:
+        return choice.loss < exact or run.is_over()
+
+    losses: list[float] = []
+    for number, round_ in enumerate(rounds):
+        name = f"{stage} {number + 1}"
+        if not run.checkpoint.begun(name) and (done() or (trusting and found_twice(losses))):
+            break
+        task = Task(
+            problem,
+            run,
+            choice.offer_starts,
+            head_dim,
+            direct=number > 0 and unknowns <= max_direct_unknowns(),
+            single=number == 0,
+            show=choice.show_starts,
+        )
+        theta = random_starts(problem, n_heads, round_.n_starts, seed, number)
+        rng = generator(seed, Stream.HEAD_EXCHANGE, number)
+        work = partial(run_round, round_, theta, task, scales, done, rng, stage=name)
+        losses += run.checkpoint.once(name, work).tolist()
+    if choice.layer is None:
+        choice.offer(problem.zero_layer(n_heads))
+        return Outcome.TIME_LIMIT if run.is_over() else Outcome.NONFINITE
+    return Outcome.TIME_LIMIT if run.is_over() and choice.loss >= exact else Outcome.FITTED
+
+
+def run_round(
+    round_: Round,
+    theta: NDArray[np.float64],
+    task: Task,
+    scales: Scales,
+    done: Callable[[], bool],
+    rng: np.random.Generator,
+    *,
+    stage: str,
+) -> NDArray[np.float64]:
+    """Anneal the starts (s, m, q, d) and let them go; where it pays, trade heads and try again.
+
+    Returns the losses the starts came to before they traded.
+    """
+    problem, checkpoint = task.problem, task.run.checkpoint
+    finishing = theta[0].size <= MAX_FINISHING_UNKNOWNS and task.head_dim is None
+
+    def release_ridge(shaped: State, scales: Scales, stage: str) -> NDArray[np.float64]:
+        state = anneal(
+            reset_damping(shaped), task, scales, round_.releasing, stage=f"{stage}, release"
+        )
+        state = descend_without_ridge(state, task, stage=f"{stage}, free")
+        if finishing and not task.run.is_over():
+            finish_with_direct_steps(state, task, stage=f"{stage}, finish")
+        return np.asarray(state.loss)
+
+    def descend_all() -> Hopping:
+        moved = theta
+        if round_.first_order_steps:
+            name = f"{stage}, slide"
+            moved = anneal_first_order(
+                theta, problem, task.run, scales, round_.first_order_steps, stage=name
+            )
+        state = anneal(init_state(moved, problem), task, scales, round_.annealing, stage=stage)
+        return Hopping(
+            0, 0, state, scales, release_ridge(state, scales, stage), generator_words(rng)
+        )
+
+    def hop(now: Hopping, name: str) -> Hopping:
+        rng = generator_from(now.rng)
+        scales = rescale_prior(now.scales, now.state, round_.prior)
+        fresh = init_state(exchange_heads(now.state, rng), problem)
+        trial = anneal(fresh, task, scales, round_.hopping, stage=name)
+        ridge = ridge_at(round_.final_ridge, scales, problem)
+        state, any_better, lowest = keep_better(now.state, trial, ridge)
+        if lowest:
+            release_ridge(trial, scales, name)
+        idle = 0 if any_better else now.idle + 1
+        return Hopping(now.hop + 1, idle, state, scales, now.losses, generator_words(rng))
+
+    begun = init_state(theta, problem)
+    nothing = Hopping(0, 0, begun, scales, np.asarray(begun.loss), generator_words(rng))
+    now: Hopping | None = checkpoint.recall("hops", like=nothing)
+    if now is None:
+        with checkpoint.within("descent"):
+            now = descend_all()
+        checkpoint.record("hops", now)
+    while now.hop < round_.hops:
+        name = f"{stage}, hop {now.hop + 1}"
+        if not checkpoint.begun(name) and (done() or now.idle >= _IDLE_HOPS):
+            break
+        with checkpoint.within(name):
+            now = hop(now, name)
+        checkpoint.record("hops", now)
+    return now.losses
+
+
+def found_twice(losses: list[float]) -> bool:
+    """Whether two starts ended at the lowest loss."""
+    low = sorted(loss for loss in losses if np.isfinite(loss))[:2]
+    return len(low) == 2 and low[1] <= (1 + _SAME) * low[0]
+
+
+def sketch_size(examples: Examples, n_heads: int, *, bias: bool, head_dim: int | None) -> int:
+    """How many examples a first round needs: all of them, unless there are plenty.
+
+    What explains a part of the examples exactly mostly explains all. Below the given work the
+    program for another number of examples takes longer to compile than it saves.
+    """
+    k, d, e = examples.k, examples.d, examples.out_dim
+    work = examples.n * k * n_heads * d * (d + k + e)
+    few = int(np.ceil(_ENOUGH * examples.counting_limit(n_heads, bias, head_dim)))
+    return few if work > _WORK and 2 * few <= examples.n else examples.n
+
+
+def most_heads(examples: Examples, *, bias: bool, head_dim: int | None) -> int:
+    """The largest head count the examples could determine; at least one."""
+    most = 1
+    while examples.counting_limit(most + 1, bias, head_dim) <= examples.n:
+        most += 1
+    return most

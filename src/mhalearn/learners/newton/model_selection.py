@@ -1,0 +1,76 @@
+"""The choice among starts, by examples that none of them was fitted to."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mhalearn._runtime.devices import broadcast_from_first
+from mhalearn._runtime.seeds import Stream, generator
+from mhalearn.data import Examples
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.run.checkpoint import to_arrays
+from mhalearn.run.outcome import Candidate, Outcome
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import State
+from mhalearn.solvers.scaled_problem import Problem
+
+
+class ModelSelection:
+    """The best layer so far, judged on held-out examples."""
+
+    def __init__(self, problem: Problem, held: Examples, run: Run) -> None:
+        self._problem, self._run = problem, run
+        self._x, self._y, self._lengths = held.arrays()
+        self._inside = np.arange(held.k) < self._lengths[:, None]
+        self._energy = float(np.sum(np.square(self._y[self._inside], dtype=np.float64))) or 1.0
+        self.layer: AttentionLayer | None = None
+        self.loss = np.inf
+        self._note = run.checkpoint.noter("choice")
+        found = run.checkpoint.recall_layer("choice", "loss")
+        if found is not None:
+            self.layer, self.loss = found[0], found[1]["loss"]
+
+    def offer(self, layer: AttentionLayer) -> None:
+        loss = self._error(layer)
+        if loss < self.loss:
+            self.layer, self.loss = layer, loss
+            self._note(to_arrays(layer) | {"loss": np.array(loss)})
+            self._run.keep(layer, loss)
+
+    def offer_starts(self, state: State) -> None:
+        for layer in self._layers(state):
+            self.offer(layer)
+
+    def show_starts(self, state: State) -> None:
+        """Let the run know of starts on their way. It decides nothing: when to is the clock's."""
+        for layer in self._layers(state):
+            self._run.keep(layer, self._error(layer))
+
+    def candidate(self, outcome: Outcome) -> Candidate:
+        assert self.layer is not None
+        self._run.emit("choice", loss=self.loss, detail="error on held-out examples")
+        return Candidate(self.layer, outcome, loss=self.loss)
+
+    def _error(self, layer: AttentionLayer) -> float:
+        wrong = (layer(self._x, self._lengths) - self._y)[self._inside]
+        return broadcast_from_first(float(np.sum(wrong**2)) / self._energy)
+
+    def _layers(self, state: State) -> Iterator[AttentionLayer]:
+        for theta, w in zip(np.asarray(state.theta), np.asarray(state.w), strict=True):
+            if np.isfinite(theta).all() and np.isfinite(w).all():
+                yield self._problem.layer(theta, w)
+
+
+def split_for_selection(
+    examples: Examples, n_heads: int, *, bias: bool, head_dim: int | None, seed: int
+) -> tuple[Examples, Examples]:
+    """Examples to descend on and examples to choose by: a random tenth, if the rest suffices.
+
+    Near the counting limit nothing can be spared, and the choice falls on the training error.
+    """
+    spare = int(examples.n - np.ceil(1.5 * examples.counting_limit(n_heads, bias, head_dim)))
+    held = min(max(1, examples.n // 10), 256)
+    if spare < held:
+        return examples, examples
+    order = generator(seed, Stream.SELECT_SPLIT).permutation(examples.n)
+    return examples.subset(np.sort(order[held:])), examples.subset(np.sort(order[:held]))

@@ -1,0 +1,112 @@
+"""The estimator's settings, checked before any work is done."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from mhalearn._runtime import storage
+from mhalearn._runtime.validation import is_integer, is_number
+from mhalearn.data import Examples
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.run.checkpoint import holds_something
+
+METHODS = ("auto", "newton", "sculpt", "adam", "lbfgs", "linear")
+# Heads times features up to which a square matrix of doubles has at most 8 GiB.
+_WIDEST = 2**15
+
+
+@runtime_checkable
+class Settings(Protocol):
+    """What a caller may set; `AttentionRegressor` says what each means."""
+
+    n_heads: int | str
+    method: str
+    head_dim: int | None
+    bias: bool
+    causal: bool
+    polish: bool
+    random_state: int
+    max_seconds: float | None
+    checkpoint: str | Path | None
+    resume: bool
+    progress: bool | None
+    on_event: Callable[[Any], None] | None
+
+
+def check_settings(settings: Settings, examples: Examples) -> None:
+    """Reject what cannot work before any work is done."""
+    if settings.method not in METHODS:
+        raise ValueError(f"method={settings.method!r}: choose one of {', '.join(METHODS)}")
+    _check_heads(settings, examples.d)
+    if settings.head_dim is not None and not (
+        is_integer(settings.head_dim) and 1 <= settings.head_dim <= examples.d
+    ):
+        raise ValueError(f"head_dim={settings.head_dim!r}: pass a rank from 1 to d = {examples.d}")
+    for name in ("bias", "causal", "polish", "resume"):
+        if not isinstance(getattr(settings, name), bool | np.bool_):
+            raise ValueError(f"{name}={getattr(settings, name)!r}: pass True or False")
+    if settings.on_event is not None and not callable(settings.on_event):
+        raise ValueError(f"on_event={settings.on_event!r}: pass a function of an Event")
+    if not is_integer(settings.random_state):
+        raise ValueError(f"random_state={settings.random_state!r}: pass an integer seed")
+    if settings.random_state < 0:
+        raise ValueError(f"random_state={settings.random_state}: pass a seed of at least 0")
+    if settings.max_seconds is not None and not (
+        is_number(settings.max_seconds) and settings.max_seconds > 0
+    ):
+        raise ValueError(f"max_seconds={settings.max_seconds!r}: pass a positive number or None")
+    if not isinstance(settings.checkpoint, str | Path | None):
+        raise ValueError(f"checkpoint={settings.checkpoint!r}: pass a path")
+    _check_checkpoint(settings)
+
+
+def _check_heads(settings: Settings, d: int) -> None:
+    heads = settings.n_heads
+    if not (heads == "auto" if isinstance(heads, str) else is_integer(heads)):
+        raise ValueError(f"n_heads={heads!r}: pass an integer or 'auto'")
+    if isinstance(heads, str):
+        if settings.method not in ("auto", "newton", "sculpt"):
+            raise ValueError(f"method={settings.method!r} needs n_heads as a number")
+    elif heads < 1:
+        raise ValueError(f"n_heads={heads}: a layer has at least one head")
+    elif heads * d > _WIDEST:
+        raise ValueError(
+            f"n_heads={heads}: more than {_WIDEST // d} heads of {d} features do not fit into "
+            "memory; ask for fewer"
+        )
+
+
+def _check_checkpoint(settings: Settings) -> None:
+    if settings.resume and settings.checkpoint is None:
+        raise ValueError("resume=True needs checkpoint, the file to go on from")
+    if settings.checkpoint is None:
+        return
+    storage.check_writable(settings.checkpoint)
+    if not settings.resume and holds_something(settings.checkpoint):
+        raise ValueError(
+            f"{storage.show(settings.checkpoint)}: this checkpoint is there already; go on from it "
+            "with resume, or remove the file to start anew"
+        )
+
+
+def check_start(start: AttentionLayer, settings: Settings, examples: Examples) -> None:
+    """Reject a plain layer to start from that cannot be one."""
+    said = f"{storage.show(settings.checkpoint or '')}: the checkpoint"
+    if settings.method not in ("auto", "newton"):
+        raise ValueError(
+            f"{said} is a layer and no state of a run, which method={settings.method!r} cannot go "
+            "on from: use 'newton', or remove the file"
+        )
+    if (start.d, start.out_dim) != (examples.d, examples.out_dim):
+        raise ValueError(
+            f"{said} maps {start.d} features to {start.out_dim}, the examples {examples.d} to "
+            f"{examples.out_dim}"
+        )
+    if not isinstance(settings.n_heads, str) and start.n_heads != settings.n_heads:
+        raise ValueError(
+            f"{said} has {start.n_heads} heads, n_heads={settings.n_heads}: ask for as many"
+        )
+    if start.causal != settings.causal or (start.out_bias is not None) != settings.bias:
+        raise ValueError(f"{said} was made with other settings of bias or causal: ask for the same")

@@ -1,5 +1,0 @@
-"""The exact solver: random starts, ridge continuation, descent, choice on held-out examples."""
-
-from mhalearn.newton.learner import learn
-
-__all__ = ["learn"]

@@ -1,0 +1,97 @@
+"""How to run it again: the command, the call, the settings, versions and hashes of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shlex
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mhalearn._runtime.version import __version__
+from mhalearn.layer.layer import AttentionLayer, parameters_hash
+
+# Settings that are arguments of the estimator, in its order.
+_ARGUMENTS = (
+    *("n_heads", "method", "head_dim", "bias", "causal", "polish", "random_state", "max_seconds"),
+)
+# Those that `mhalearn learn` takes with a value, and those that are flags with the value they set.
+_OPTIONS = {
+    "n_heads": "--heads",
+    "method": "--method",
+    "head_dim": "--head-dim",
+    "random_state": "--seed",
+    "max_seconds": "--max-seconds",
+}
+_FLAGS = {"bias": ("--bias", True), "causal": ("--causal", True), "polish": ("--no-polish", False)}
+_LONGEST = 400
+
+Rows = list[tuple[str, str]]
+
+
+class Again(NamedTuple):
+    """What repeats a run, and what tells whether it was the same one."""
+
+    command: str  # both are empty where the run's settings are not recorded
+    call: str
+    settings: Rows
+    hashes: Rows
+    versions: Rows
+
+
+def describe_again(settings: Mapping[str, Any], layer: AttentionLayer) -> Again:
+    """From a solution's settings. The command is theirs where they have one (`demo`)."""
+    known = any(name in settings for name in _ARGUMENTS)
+    command = str(settings.get("command", _command(settings) if known else ""))
+    return Again(
+        command=command,
+        call=_call(settings) if known else "",
+        settings=[
+            (str(name), _said(value)) for name, value in settings.items() if name != "command"
+        ],
+        hashes=[
+            ("Examples learned from", _examples_hash(layer)),
+            ("Parameters of the layer", parameters_hash(layer)),
+        ],
+        versions=_versions(),
+    )
+
+
+def _command(settings: Mapping[str, Any]) -> str:
+    words = ["mhalearn", "learn", str(settings.get("examples", "EXAMPLES"))]
+    for name, option in _OPTIONS.items():
+        if settings.get(name) is not None:
+            words += [option, str(settings[name])]
+    words += [flag for name, (flag, when) in _FLAGS.items() if settings.get(name) is when]
+    return shlex.join(words)
+
+
+def _call(settings: Mapping[str, Any]) -> str:
+    known = [f"{name}={settings[name]!r}" for name in _ARGUMENTS if name in settings]
+    return f"mha.AttentionRegressor({', '.join(known)}).fit(examples)"
+
+
+def _said(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+
+
+def _examples_hash(layer: AttentionLayer) -> str:
+    """Of the hashes of the examples learned from, whatever their order."""
+    seen = np.sort(layer.seen)
+    return hashlib.sha256(seen.astype("<u8").tobytes()).hexdigest() if seen.size else "not recorded"
+
+
+def _versions() -> Rows:
+    found = [("mhalearn", __version__), ("Python", platform.python_version())]
+    for package in ("jax", "jaxlib", "numpy", "scipy"):
+        try:
+            found.append((package, version(package)))
+        except PackageNotFoundError:
+            found.append((package, "unknown"))
+    found.append(("System", f"{platform.system()} {platform.machine()}"))
+    return [*found, ("JAX computes on", jax.default_backend())]

@@ -1,0 +1,1 @@
+"""What accompanies a run: its outcome, events, clock and checkpoint."""

@@ -1,0 +1,213 @@
+"""Many narrow heads, by their factors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles import narrow_layer
+
+from mhalearn import AttentionRegressor, compare, sample_inputs
+from mhalearn._runtime.programs import in_float64
+from mhalearn.data import Examples
+from mhalearn.layer import factored as narrow
+from mhalearn.layer.batches import Chunk
+from mhalearn.layer.factored import (
+    Factors,
+    apply_heads,
+    guess_heads,
+    is_narrow,
+    merge_heads,
+    to_heads,
+    to_layer,
+)
+from mhalearn.learners.newton import many
+from mhalearn.learners.newton.factored import learn_once
+from mhalearn.run.outcome import Outcome
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton_factored import _gauss_newton, polish_heads
+from mhalearn.solvers.scaled_problem import make_problem
+
+D, H = 64, 8
+
+
+def examples_of(layer, n, k=8, seed=3, lengths=None):
+    x = sample_inputs("boolean", n, k, layer.d, seed=seed)
+    return Examples(x, layer(x, lengths), lengths)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@in_float64
+def test_factors_make_the_layer_they_were_made_of(bias, causal):
+    layer = narrow_layer(3, 12, 2, bias=bias, causal=causal, out_dim=5)
+    lengths = np.array([1, 4, 3, 4, 2, 4])
+    examples = examples_of(layer, 6, 4, lengths=lengths)
+    problem = make_problem(examples, 3, bias=bias, causal=causal, narrow=True)
+    heads = to_heads(layer, problem, 2)
+    assert compare(to_layer(heads, problem), layer).max_error < 1e-13
+    for chunk in (jax.tree.map(lambda leaf: leaf[0], problem.data),):
+        np.testing.assert_allclose(apply_heads(heads, chunk), chunk.labels, atol=1e-13)
+
+
+def test_polish_ends_at_rounding_and_keeps_the_rank():
+    layer = narrow_layer(3, 16, 2, bias=True)
+    examples = examples_of(layer, 60)
+    problem = make_problem(examples, 3, bias=True, causal=False, narrow=True)
+    rng = np.random.default_rng(0)
+    near = layer.replace(theta=layer.theta * (1 + 0.02 * rng.standard_normal(layer.theta.shape)))
+    heads, loss = polish_heads(to_heads(near, problem, 2), problem, Run(), stage="polish")
+    assert loss < 1e-27
+    learned = to_layer(heads, problem)
+    assert compare(learned, layer).max_error < 1e-11
+    assert all(np.linalg.matrix_rank(theta, tol=1e-9) == 2 for theta in learned.theta)
+
+
+def test_the_narrow_way_is_for_many_narrow_heads():
+    assert is_narrow(12, 384, 32)
+    assert not is_narrow(12, 384, None)
+    assert not is_narrow(12, 384, 200)
+    assert not is_narrow(4, 16, 2)
+    assert guess_heads(384, 32) == 12
+
+
+def test_surplus_heads_vanish_and_the_count_is_found():
+    layer = narrow_layer(5, 32, 4)
+    problem = make_problem(examples_of(layer, 700), 8, bias=False, causal=False, narrow=True)
+    trace = Run()
+    learned = learn_once(problem, problem, trace, n_heads=None, head_dim=4, seed=0, attempt=0)
+    assert learned.n_heads == 5
+    assert compare(learned, layer).max_error < 1e-10
+    assert any("5 of 10 heads are distinct" in event.detail for event in trace.events)
+
+
+@pytest.mark.parametrize("bias", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_many_narrow_heads_are_learned_without_their_number(bias):
+    layer = narrow_layer(8, bias=bias)
+    learner = AttentionRegressor(head_dim=H, bias=bias).fit(examples_of(layer, 800))
+    assert learner.n_heads_ == 8
+    assert compare(learner.layer_, layer).max_error < 1e-10
+    assert learner.outcome_ is Outcome.RECOVERED
+    assert learner.certificate_.spectrum is None  # too large: a random direction was asked
+    assert "rank 8" in learner.solution_.reason
+
+
+def test_labels_that_no_such_layer_makes_are_not_called_exact():
+    rng = np.random.default_rng(0)
+    x = sample_inputs("boolean", 300, 8, D, seed=1)
+    learner = AttentionRegressor(8, head_dim=H, max_seconds=6.0)
+    learner.fit(x, rng.standard_normal((300, 8, D)))
+    assert learner.outcome_ is not Outcome.RECOVERED
+    assert learner.certificate_.relative_mse > 0.5
+
+
+@in_float64
+@pytest.mark.parametrize("single", [True, False])
+def test_a_step_holds_the_attention_of_all_examples_and_copies_of_one_chunk(single):
+    m, d, h, k, size = 12, 96, 8, 8, 32
+
+    def of(*shape, dtype=np.float64):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    def temporary(chunks):
+        rows = chunks, size, k
+        data = Chunk(
+            of(*rows, d),
+            of(*rows, d),
+            of(*rows, d),
+            of(*rows, 0),
+            of(*rows),
+            of(*rows, k, dtype=bool),
+        )
+        heads = Factors(of(m, d, h), of(m, d, h), of(m, d, h), of(m, h, d), of(0, d))
+        lowered = _gauss_newton.lower(heads, data, of(), of(), single=single)
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    few, many = temporary(2), temporary(64)
+    # Kept for every example: its attention, and in single precision its tokens and queries.
+    item, kept = (4, 2 * d) if single else (8, 0)
+    assert many - few < 1.1 * item * 62 * size * k * (m * (4 * h + k) + kept) + 1e5
+    row = m * (4 * h + 2 * k) + 2 * d
+    assert few < 8 * (8 * size * k * row + 12 * 4 * m * d * h)
+    assert few < 8 * m * d**2 * 20  # a handful of attention matrices, let alone their products
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_too_few_examples_are_called_that(n):
+    learner = AttentionRegressor(8, head_dim=H, max_seconds=3.0).fit(
+        examples_of(narrow_layer(8), n)
+    )
+    assert learner.outcome_ is Outcome.TOO_FEW_EXAMPLES
+
+
+def test_a_student_that_diverges_is_a_numerical_outcome(monkeypatch):
+    def diverge(heads, *_, **__):
+        return Factors(*(np.full(part.shape, np.nan) for part in heads)), np.nan
+
+    monkeypatch.setattr(many, "fade", diverge)
+    learner = AttentionRegressor(8, head_dim=H).fit(examples_of(narrow_layer(8), 300))
+    assert learner.outcome_ is Outcome.NONFINITE
+
+
+def test_surplus_heads_beyond_those_asked_for_are_dropped_with_their_vectors():
+    layer = narrow_layer(3, 32, 4, bias=True)
+    problem = make_problem(examples_of(layer, 300), 2, bias=True, causal=False, narrow=True)
+    learned = learn_once(problem, problem, Run(), n_heads=2, head_dim=4, seed=0, attempt=0)
+    assert learned.n_heads == 2
+
+
+@in_float64
+def test_copies_on_their_way_to_one_head_are_merged_into_their_mean():
+    layer = narrow_layer(3, 32, 4)
+    problem = make_problem(examples_of(layer, 50), 3, bias=False, causal=False, narrow=True)
+    heads = to_heads(layer, problem, 4)
+    rng = np.random.default_rng(0)
+    off = 0.1 * rng.normal(size=heads.query[:1].shape) * np.std(heads.query[0])
+    # One head is there twice, off to either side by shares that cancel; one is nothing.
+    split = Factors(
+        *(
+            jnp.concatenate(parts)
+            for parts in (
+                (heads.query[:1] + off, heads.query[:1] - off / 3, heads.query[1:], off),
+                (heads.key[:1], heads.key, heads.key[:1]),
+                (heads.value[:1], heads.value, heads.value[:1]),
+                (heads.out[:1] / 4, heads.out[:1] * 0.75, heads.out[1:], 0 * heads.out[:1]),
+            )
+        ),
+        heads.bias,
+    )
+    assert len(merge_heads(split, 0.0, 0.01).query) == 4
+    merged = merge_heads(split, 0.4, 0.01)
+    assert compare(to_layer(merged, problem), layer).max_error < 1e-12
+
+
+def test_a_checkpoint_is_polished_before_anything_else(tmp_path):
+    layer, path = narrow_layer(8), tmp_path / "near.safetensors"
+    layer.replace(w=1.001 * layer.w).save(path)
+    stages = []
+    learner = AttentionRegressor(
+        8, head_dim=H, checkpoint=path, resume=True, on_event=lambda e: stages.append(e.stage)
+    )
+    learner.fit(examples_of(layer, 700))
+    assert compare(learner.layer_, layer).max_error < 1e-10
+    assert "resumed" in stages
+    assert not any(stage.startswith("attempt") for stage in stages)
+
+
+def test_a_second_fit_of_one_shape_compiles_nothing(monkeypatch):
+    monkeypatch.setattr(narrow, "_LARGE", 100)
+    monkeypatch.setattr(many, "_STEPS", 400)
+    compiled = []
+
+    def note(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(seconds)
+
+    for seed in (0, 1):
+        if seed == 1:
+            jax.monitoring.register_event_duration_secs_listener(note)
+        layer = narrow_layer(4, 16, 4, seed=seed)
+        learner = AttentionRegressor(4, head_dim=4, random_state=seed)
+        learner.fit(examples_of(layer, 300, seed=seed))
+        assert learner.n_heads_ == 4
+    jax.monitoring.unregister_event_duration_listener(note)
+    assert compiled == []

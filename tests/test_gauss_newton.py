@@ -1,0 +1,208 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from mhalearn._runtime.programs import float64
+from mhalearn.data import Examples
+from mhalearn.data.inputs import sample_inputs
+from mhalearn.layer.comparison import compare
+from mhalearn.layer.random_layers import random_layer
+from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import (
+    NO_RIDGE,
+    ROUNDING,
+    Ridge,
+    descend,
+    has_converged,
+    init_state,
+    polish,
+    reset_damping,
+)
+from mhalearn.solvers.scaled_problem import make_problem
+
+# The shape that most tests of the solver share, so that they share its compiled program.
+N, K, D, HEADS = 112, 4, 6, 2
+STARTS = 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_lapack_thread():
+    """As in the estimator: LAPACK's threads would fight XLA's for the same cores."""
+    with threadpool_limits(1, user_api="blas"):
+        yield
+
+
+def make_problem_of(layer, n=N, *, noise=0.0, lengths=None):
+    x = sample_inputs("boolean", n, K, layer.d, seed=2)
+    y = layer(x, lengths)
+    y = y + noise * np.random.default_rng(4).normal(size=y.shape)
+    bias = layer.out_bias is not None
+    return make_problem(Examples(x, y, lengths), layer.n_heads, bias=bias, causal=layer.causal)
+
+
+def perturbed(layer, size=0.1):
+    rng = np.random.default_rng(5)
+    changed = {"theta": layer.theta + size * rng.normal(size=layer.theta.shape)}
+    changed["w"] = np.zeros_like(layer.w)  # W is eliminated: descent must not look at it
+    if layer.key_vector is not None:
+        changed["key_vector"] = layer.key_vector + size * rng.normal(size=layer.key_vector.shape)
+    return layer.replace(**changed)
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return random_layer(HEADS, D, seed=1)
+
+
+@pytest.fixture(scope="module")
+def problem(truth):
+    return make_problem_of(truth)
+
+
+@pytest.fixture(scope="module")
+def starts():
+    theta = np.random.default_rng(6).normal(size=(STARTS, HEADS, D, D))
+    return theta / np.linalg.norm(theta, axis=(2, 3), keepdims=True)
+
+
+def run(theta, problem, steps, ridge=NO_RIDGE):
+    states = [init_state(theta, problem)]
+    for _ in range(steps):
+        states.append(descend(states[-1], problem, ridge))
+    return states
+
+
+def objective(state, ridge):
+    """Relative to the label energy, from the state's parts."""
+    theta, w = np.asarray(state.theta), np.asarray(state.w)
+    penalty = ridge.theta * np.sum(theta**2, axis=(1, 2, 3)) + ridge.w * np.sum(w**2, axis=(1, 2))
+    return np.asarray(state.loss) + penalty
+
+
+@pytest.mark.parametrize("ridge", [NO_RIDGE, Ridge(1e-2, 1e-3)], ids=["free", "ridge"])
+def test_the_objective_never_rises(problem, starts, ridge):
+    # A head that repeats another and a saturated head are the hardest places to step from.
+    theta = starts.copy()
+    theta[1, 1] = theta[1, 0]
+    theta[2, 0] *= 50
+    objectives = np.array([objective(s, ridge) for s in run(theta, problem, 25, ridge)[1:]])
+    assert np.all(np.diff(objectives, axis=0) <= 1e-12 * objectives[:-1])
+    assert np.all(objectives[-1] < 0.9 * objectives[0])
+
+
+def test_the_loss_of_a_state_is_that_of_its_layer(problem, starts):
+    last = run(starts, problem, 4, Ridge(1e-2, 1e-3))[-1]
+    x = sample_inputs("boolean", N, K, D, seed=2)
+    y = random_layer(HEADS, D, seed=1)(x)
+    for i in range(STARTS):
+        layer = problem.layer(np.asarray(last.theta[i]), np.asarray(last.w[i]))
+        expected = np.sum((layer(x) - y) ** 2) / np.sum(y**2)
+        assert expected > 1e-4
+        assert float(last.loss[i]) == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_perturbed_truth_is_polished_to_rounding(truth, problem):
+    trace = Run()
+    layer, loss = polish(perturbed(truth), problem, trace)
+    assert loss < 1e-24
+    assert compare(layer, truth).max_error < 1e-10
+    losses = [event.loss for event in trace.events]
+    assert {event.stage for event in trace.events} == {"polish"}
+    assert losses == sorted(losses, reverse=True)
+    assert len(losses) <= 6  # convergence is quadratic
+
+
+def test_biases_are_polished_too():
+    truth = random_layer(HEADS, D, key_vector=True, out_bias=True, seed=1)
+    lengths = np.random.default_rng(3).integers(2, K + 1, N)
+    layer, loss = polish(perturbed(truth), make_problem_of(truth, lengths=lengths), Run())
+    assert loss < 1e-24
+    assert compare(layer, truth).max_error < 1e-10
+
+
+def test_narrow_heads_keep_their_rank():
+    truth = random_layer(HEADS, 8, rank=2, seed=1)
+    start = random_layer(HEADS, 8, rank=2, seed=1)
+    rng = np.random.default_rng(5)
+    moved = start.theta + 0.02 * start.theta @ rng.normal(size=(HEADS, 8, 8))
+    problem = make_problem_of(truth)
+    layer, loss = polish(start.replace(theta=moved), problem, Run(), head_dim=2)
+    assert loss < 1e-24
+    assert compare(layer, truth).max_error < 1e-10
+    early, _ = polish(start.replace(theta=moved), problem, Run(), head_dim=2, max_steps=2)
+    for theta in (*layer.theta, *early.theta):
+        values = np.linalg.svd(theta, compute_uv=False)
+        assert values[1] > 1e-2
+        assert values[2] < 1e-13 * values[0]
+
+
+def test_a_narrow_descent_from_full_heads_ends_narrow():
+    truth = random_layer(HEADS, 8, rank=2, seed=1)
+    layer, _ = polish(perturbed(truth, 0.02), make_problem_of(truth), Run(), head_dim=2)
+    assert np.linalg.svd(layer.theta, compute_uv=False)[:, 2:].max() < 1e-12
+    assert compare(layer, truth).max_error < 1e-10
+
+
+def test_starts_do_not_influence_each_other(problem, starts):
+    ridge = Ridge(1e-3, 1e-3)
+    together = run(starts, problem, 6, ridge)[-1]
+    for i in range(STARTS):
+        alone = run(starts[i : i + 1], problem, 6, ridge)[-1]
+        assert 1e-4 < float(alone.loss[0]) < 0.9
+        for one, all_ in zip(alone, together, strict=True):
+            np.testing.assert_allclose(all_[i], one[0], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
+def test_a_start_that_is_not_finite_does_not_poison_others(problem, starts, bad):
+    theta = starts.copy()
+    theta[1, 0, 2, 3] = bad
+    with float64():
+        dirty, clean = (run(t, problem, 6, Ridge(1e-3, 1e-3))[-1] for t in (theta, starts))
+    for one, other in zip(clean, dirty, strict=True):
+        np.testing.assert_allclose(np.asarray(other)[[0, 2]], np.asarray(one)[[0, 2]], rtol=1e-8)
+    if not np.isfinite(bad):
+        assert has_converged(dirty)[1]
+        assert not np.isfinite(dirty.loss[1])
+    assert not has_converged(dirty)[[0, 2]].any()
+
+
+def test_starts_settle_at_rounding_when_idle_and_when_not_finite(problem, starts):
+    state = init_state(starts, problem)
+    assert has_converged(state).tolist() == [False, False, False]
+    with float64():
+        low = state._replace(loss=jnp.array([ROUNDING / 2, 1.0, np.nan]))
+        idle = state._replace(idle=jnp.array([3.0, 4.0, 5.0]))
+    assert has_converged(low).tolist() == [True, False, True]
+    assert has_converged(idle).tolist() == [False, True, True]
+
+
+def test_every_state_of_a_descent_runs_the_same_program(problem, starts):
+    # A weak type or another dtype on the way would compile the step again, some seconds each time.
+    first = init_state(starts, problem)
+    later = descend(first, problem)
+    kinds = [jax.tree.map(jax.typeof, state) for state in (first, later, reset_damping(later))]
+    assert kinds[0] == kinds[1] == kinds[2]
+    assert all(leaf.dtype == np.float64 for leaf in later)
+    assert not jax.config.jax_enable_x64
+
+
+def test_noise_stops_at_its_level(truth):
+    noise = 1e-3
+    problem = make_problem_of(truth, noise=noise)
+    layer, loss = polish(perturbed(truth), problem, Run())
+    y = truth(sample_inputs("boolean", N, K, D, seed=2))
+    level = noise**2 / np.mean(y**2)
+    share = 1 - 2 * HEADS * D * D / y.size  # of the noise, what no parameter takes up
+    assert loss == pytest.approx(share * level, rel=0.15)
+    assert 1e-5 < compare(layer, truth).max_error < 1e-2
+
+
+def test_polish_stops_when_time_is_up(truth, problem):
+    trace = Run(max_seconds=1e-9)
+    layer, loss = polish(perturbed(truth), problem, trace)
+    assert len(trace.events) == 1
+    assert np.isfinite(loss)
+    assert layer.n_heads == HEADS
