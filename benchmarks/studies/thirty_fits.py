@@ -166,6 +166,7 @@ def fits() -> dict[str, Fit]:
         "newton, two processes": together(small, 100, 6, "--heads", "2"),
         "narrow": plain(narrow, 500, 8, n_heads=8, head_dim=8),
         "narrow, heads not told": plain(narrow, 500, 8, n_heads="auto", head_dim=8),
+        "narrow, noise": plain(narrow, 500, 8, given={"noise": 0.01}, n_heads=8, head_dim=8),
         "sculpt": plain(four, 20_000, 3, n_heads=2, method="sculpt"),
         "sculpt, phases alone": streamed(four, 20_000, 3, n_heads=2, method="sculpt", polish=False),
         "adam": plain(small, 100, 6, n_heads=2, method="adam"),

@@ -124,8 +124,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Learn from X (n, k, d) and Y (n, k, e), or from an Examples.
 
         Memory: of more than `Examples.working_set_size` a random working set of that many is held,
-        to learn from, to polish and to certify; all others are read in passes, a block at a time. Method
-        "sculpt" learns from all. In the end every example counts: one that contradicts the layer
+        to learn from, to polish and to certify; all others are read in passes, a block at a time.
+        Method "sculpt" learns from all. In the end every example counts: one that contradicts the layer
         is told, and under noise the layer is fitted to all.
         """
         examples = as_examples(X, Y, lengths)

@@ -35,8 +35,8 @@ class Information:
     rows: how many rows ask something new. row_length: rows of an example, on average.
     others: for each of them that attention matters to, the distinct tokens it sees but one.
     centrally_symmetric: whether the tokens of all rows are symmetric about their mean, as two
-        tokens are. Then opposite attention mirrors the mean token, mean(Theta) + mean(-Theta) = 2 mean(0), and
-        other heads can make the same function.
+        tokens are. Then opposite attention mirrors the mean token, mean(Theta) + mean(-Theta) = 2
+        mean(0), and other heads can make the same function.
     """
 
     group_of: NDArray[np.int64]
