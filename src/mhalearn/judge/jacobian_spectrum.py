@@ -13,6 +13,7 @@ from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.attention import LinearFit, attend, design_matrix
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.layer import AttentionLayer
@@ -80,29 +81,28 @@ def _moments(theta: Float[Array, "m q d"], w: Float[Array, "p e"], data: Chunk) 
 
 @in_float64
 def measure_spectrum(
-    layer: AttentionLayer, examples: Examples, head_dim: int | None = None
+    layer: AttentionLayer, examples: Examples, architecture: Architecture | None = None
 ) -> Spectrum | None:
     """The spectrum of a layer's normal matrices on the given inputs; None above `DENSE_LIMIT`.
 
-    head_dim: a rank the heads are known to have; only directions that keep it are looked at.
+    architecture: the class of layers considered, that of the layer unless given; only directions
+    that keep the rank of Theta are looked at.
     Labels are not looked at. Cost: O(n k (q m d)(m d)(q + e) + (q m d)^3).
     Trust: numerical rank is evidence of local identifiability, not a proof of it.
     """
-    bias = layer.key_vector is not None or layer.out_bias is not None
-    unknowns = layer.n_heads * (layer.d + bias) * layer.d
-    if unknowns > DENSE_LIMIT:
+    architecture = architecture or layer.architecture
+    if layer.n_heads * architecture.query_dim * layer.d > DENSE_LIMIT:
         return None
-    problem = make_problem(examples, layer.n_heads, bias=bias, causal=layer.causal)
+    problem = make_problem(examples, architecture.with_heads(layer.n_heads))
     theta = problem.theta(layer)
     found = _moments(jnp.asarray(theta), jnp.asarray(problem.w(layer)), problem.data)
     moments = jax.tree.map(np.asarray, replicate(found))
     with one_lapack_thread():
-        return _decompose(moments, problem, layer, head_dim)
+        return _decompose(moments, problem, layer)
 
 
-def _decompose(
-    moments: _Moments, problem: Problem, layer: AttentionLayer, head_dim: int | None
-) -> Spectrum:
+def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Spectrum:
+    head_dim = problem.architecture.head_dim
     m, q, d = layer.n_heads, problem.query_dim, problem.d
     # What is left when W is eliminated must be measured against what there was, or rounding would
     # pass for a small but regular matrix.
@@ -143,7 +143,7 @@ def _decompose(
         of_theta[:], of_w[:] = np.inf, np.inf
     deviations = _in_user_units(np.sqrt(of_theta).reshape(q, m, d), np.sqrt(of_w), problem, layer)
     null = theta_null + w_null * layer.out_dim
-    return Spectrum(theta_values, w_values, null, deviations, problem.x_scale)
+    return Spectrum(theta_values, w_values, null, deviations, problem.units.x_scale)
 
 
 def _rounding(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Float64:
@@ -210,7 +210,7 @@ def _in_user_units(
     theta: Float64, w: Float64, problem: Problem, layer: AttentionLayer
 ) -> Parameters:
     m, d = layer.n_heads, layer.d
-    by_query, x, y = theta.transpose(1, 0, 2), problem.x_scale, problem.y_scale
+    by_query, x, y = theta.transpose(1, 0, 2), problem.units.x_scale, problem.units.y_scale
     return Parameters(
         theta=by_query[:, :d] / (x**2 * y),
         w=w[: m * d].reshape(m, d, -1) / x,

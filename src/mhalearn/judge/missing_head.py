@@ -6,7 +6,8 @@ from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
 from mhalearn.judge.residuals import measure_residuals
-from mhalearn.layer.factored import is_narrow, random_heads, to_layer
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.factored import random_heads, to_layer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import descend, has_converged, init_state
@@ -25,9 +26,8 @@ def one_more_head(
     layer: AttentionLayer,
     fitted: Examples,
     held: Examples,
-    head_dim: int | None,
+    architecture: Architecture,
     run: Run,
-    seed: int,
 ) -> float | None:
     """Share of the held-out error that one more head removes; 0 if the gain is not significant.
 
@@ -35,17 +35,17 @@ def one_more_head(
     examples are paired, and a gain counts at four standard errors, or where it removes half of the
     error. None where the examples could not determine one more head.
     """
-    bias, more = layer.out_bias is not None, layer.n_heads + 1
-    narrow = is_narrow(more, layer.d, head_dim)
-    limit = fitted.counting_limit(more, bias, head_dim if narrow else None)
+    more = architecture.with_heads(layer.n_heads + 1)
+    if not more.prefers_factors:
+        more = more.with_any_rank()
+    limit = fitted.counting_limit(more)
     if held.n < _PROBE_HELD or fitted.n < 1.5 * limit:
         return None
-    rng = generator(seed, Stream.MISSING_HEAD)
-    if narrow:
-        assert head_dim is not None
-        larger = _one_more_narrow(layer, fitted, head_dim, limit, run, rng)
+    rng = generator(run.seed, Stream.MISSING_HEAD)
+    if more.prefers_factors:
+        larger = _one_more_narrow(layer, fitted, more, limit, run, rng)
     else:
-        larger = _one_more(layer, fitted, run, rng)
+        larger = _one_more(layer, fitted, more, run, rng)
     before = measure_residuals(layer, held).squared
     after = measure_residuals(larger, held).squared
     gains = before - after
@@ -57,11 +57,14 @@ def one_more_head(
 
 
 def _one_more(
-    layer: AttentionLayer, fitted: Examples, run: Run, rng: np.random.Generator
+    layer: AttentionLayer,
+    fitted: Examples,
+    more: Architecture,
+    run: Run,
+    rng: np.random.Generator,
 ) -> AttentionLayer:
     """The best layer that several heads of any rank, added in turn, lead to."""
-    bias = layer.out_bias is not None
-    problem = make_problem(fitted, layer.n_heads + 1, bias=bias, causal=layer.causal)
+    problem = make_problem(fitted, more)
     added = rng.normal(size=(_PROBE_STARTS, 1, problem.query_dim, problem.d))
     added *= rng.uniform(1.0, 4.0, size=(_PROBE_STARTS, 1, 1, 1)) / np.linalg.norm(
         added, axis=(2, 3), keepdims=True
@@ -80,7 +83,7 @@ def _one_more(
 def _one_more_narrow(
     layer: AttentionLayer,
     fitted: Examples,
-    head_dim: int,
+    more: Architecture,
     limit: float,
     run: Run,
     rng: np.random.Generator,
@@ -89,28 +92,28 @@ def _one_more_narrow(
 
     It is given no more examples than polish takes.
     """
-    bias = layer.out_bias is not None
     part = fitted.sample(int(np.ceil(_PROBE_RATIO * limit)), seed=0)
     x, y, lengths = part.arrays()
     left = Examples(x, y - layer(x, lengths), lengths if part.has_lengths else None)
-    alone = make_problem(left, 1, bias=bias, causal=layer.causal, narrow=True)
+    single = more.with_heads(1)
+    alone = make_problem(left, single, factored=True)
     starts = []
     for _ in range(_NARROW_STARTS):
-        head = random_heads(alone, 1, head_dim, rng)
+        head = random_heads(single, rng)
         starts.append(
             polish_heads(head, alone, run, stage="one more head", max_steps=_NARROW_STEPS)
         )
     head, _ = min(starts, key=lambda start: start[1])
-    more = to_layer(head, alone)
+    added = to_layer(head, single, alone.units)
     vectors = None
-    if layer.key_vector is not None and more.key_vector is not None:
-        vectors = np.concatenate([layer.key_vector, more.key_vector])
+    if layer.key_vector is not None and added.key_vector is not None:
+        vectors = np.concatenate([layer.key_vector, added.key_vector])
     out_bias = layer.out_bias
-    if out_bias is not None and more.out_bias is not None:
-        out_bias = out_bias + more.out_bias
+    if out_bias is not None and added.out_bias is not None:
+        out_bias = out_bias + added.out_bias
     return AttentionLayer(
-        np.concatenate([layer.theta, more.theta]),
-        np.concatenate([layer.w, more.w]),
+        np.concatenate([layer.theta, added.theta]),
+        np.concatenate([layer.w, added.w]),
         vectors,
         out_bias,
         layer.causal,

@@ -23,12 +23,12 @@ from mhalearn._runtime.programs import compiled, in_float64, in_single
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Array, Float64
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.attention import forward
 from mhalearn.layer.batches import Chunk, sum_over_chunks
 from mhalearn.layer.factored import (
     Factors,
     has_full_rank,
-    is_narrow,
     to_heads,
 )
 from mhalearn.layer.layer import AttentionLayer
@@ -62,35 +62,35 @@ class RankTest:
 
 @in_float64
 def run_rank_test(
-    layer: AttentionLayer, examples: Examples, head_dim: int | None, seed: int = 0
+    layer: AttentionLayer, examples: Examples, architecture: Architecture, seed: int = 0
 ) -> RankTest:
     """Ask about one random direction. Cost: some hundred forward passes over 8 times the counting
     limit of examples. Memory: a few copies of those.
 
-    Of heads that are many, narrow and of full rank head_dim only layers of that rank, in Theta and
-    in W, are considered; of all others every layer.
+    Only layers of the architecture's rank are considered where the heads have no less than that
+    rank; of all others every layer.
     Trust: a direction that is open is missed with probability 1e-5; the smallest singular value,
     from the Lanczos matrix of the conjugate gradients, is met from above, hence a margin of two.
     """
-    bias = layer.out_bias is not None or layer.key_vector is not None
+    architecture = architecture.with_heads(layer.n_heads)
     rng = generator(seed, Stream.RANK_TEST)
     order = rng.permutation(examples.n)
 
-    def prepare(rank: int | None, enough: float = _ENOUGH) -> tuple[Problem, int]:
-        limit = examples.counting_limit(layer.n_heads, bias, rank)
+    def prepare(considered: Architecture, enough: float = _ENOUGH) -> tuple[Problem, int]:
+        limit = examples.counting_limit(considered)
         count = int(min(examples.n, np.ceil(enough * limit)))
         part = examples.subset(np.sort(order[:count]))
-        made = partial(make_problem, part, layer.n_heads, bias=bias, causal=layer.causal)
-        return made(narrow=rank is not None), count
+        return make_problem(part, considered, factored=considered.is_low_rank), count
 
     at: Any
     narrow = False
-    if head_dim is not None and is_narrow(layer.n_heads, layer.d, head_dim):
-        problem, count = prepare(head_dim)
-        at = to_heads(layer, problem, head_dim)
-        narrow = has_full_rank(at, layer, problem)
+    if architecture.is_low_rank:
+        problem, count = prepare(architecture)
+        at = to_heads(layer, architecture, problem.units)
+        narrow = has_full_rank(at, layer, architecture, problem.units)
     if not narrow:  # where nothing is open among all layers, nothing is among those of a rank
-        problem, count = prepare(None)
+        architecture = architecture.with_any_rank()
+        problem, count = prepare(architecture)
         at = jnp.asarray(problem.theta(layer)), jnp.asarray(problem.w(layer))
     flat, unflatten = ravel_pytree(at)
     u = jnp.asarray(rng.standard_normal(flat.size))
@@ -111,7 +111,7 @@ def run_rank_test(
             break
         if not found.converged and not asked_more:
             # Too badly conditioned to solve: ask more. All that was seen they see.
-            problem, count = prepare(head_dim if narrow else None, _MOST)
+            problem, count = prepare(architecture, _MOST)
             asked_more, weakest = True, np.inf
         elif not null_component < before / 2:
             break
@@ -121,7 +121,7 @@ def run_rank_test(
     w = float(np.sqrt(np.sum(problem.w(layer) ** 2) / layer.n_heads)) or 1.0
     steepest = _steepest(at, narrow)
     relative = max(steepest[0] / theta, steepest[1] / w)
-    error_amplification = _MARGIN * relative / (math.sqrt(weakest) * problem.y_scale)
+    error_amplification = _MARGIN * relative / (math.sqrt(weakest) * problem.units.y_scale)
     return RankTest(null_component, error_amplification, count)
 
 

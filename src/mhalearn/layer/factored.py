@@ -12,19 +12,13 @@ import numpy as np
 
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float, Float64
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.layer import AttentionLayer, group_heads
-from mhalearn.solvers.scaled_problem import Problem
+from mhalearn.layer.units import Units
 
 # Factors make a layer to this precision, and a singular value this far below the largest is none.
 _EXACT, _DEFICIENT = 1e-9, 1e-6
-# Attention unknowns from which on heads of known rank are better moved by their factors.
-_LARGE = 30_000
-
-
-def is_narrow(n_heads: int, d: int, head_dim: int | None) -> bool:
-    """Whether heads are so many and of so low a rank that their factors are fewer by far."""
-    return head_dim is not None and 2 * head_dim <= d and n_heads * d**2 > _LARGE
 
 
 class Factors(NamedTuple):
@@ -81,20 +75,20 @@ def push_heads(
     return outputs * chunk.weight[..., None]
 
 
-def to_layer(heads: Factors, problem: Problem) -> AttentionLayer:
+def to_layer(heads: Factors, architecture: Architecture, units: Units) -> AttentionLayer:
     """The layer in the user's units."""
     query, key, value, out, bias = (np.asarray(part, np.float64) for part in heads)
-    w = (value @ out).reshape(-1, problem.out_dim)
-    return problem.layer(query @ key.swapaxes(1, 2), np.concatenate([w, bias]))
+    w = (value @ out).reshape(-1, architecture.outputs)
+    return units.layer(query @ key.swapaxes(1, 2), np.concatenate([w, bias]), architecture)
 
 
 @in_float64
-def to_heads(layer: AttentionLayer, problem: Problem, head_dim: int) -> Factors:
-    """The nearest balanced factors. Cost: two singular value decompositions a head."""
-    theta, w = problem.theta(layer), problem.w(layer)
-    m, d = layer.n_heads, problem.d
-    query, key = _halves(theta, head_dim)
-    value, out = _halves(w[: m * d].reshape(m, d, -1), head_dim)
+def to_heads(layer: AttentionLayer, architecture: Architecture, units: Units) -> Factors:
+    """The nearest balanced factors of its rank. Cost: two singular value decompositions a head."""
+    theta, w = units.theta(layer, architecture.bias), units.w(layer, architecture.bias)
+    m, d = layer.n_heads, architecture.d
+    query, key = _halves(theta, architecture.qk_rank)
+    value, out = _halves(w[: m * d].reshape(m, d, -1), architecture.ov_rank)
     parts = query, np.swapaxes(key, 1, 2), value, out, w[m * d :]
     return Factors(*map(jnp.asarray, parts))
 
@@ -105,14 +99,16 @@ def _halves(product: Any, rank: int) -> tuple[Any, Any]:
     return u[:, :, :rank] * root[:, None], root[:, :, None] * vt[:, :rank]
 
 
-def has_full_rank(heads: Factors, layer: AttentionLayer, problem: Problem) -> bool:
+def has_full_rank(
+    heads: Factors, layer: AttentionLayer, architecture: Architecture, units: Units
+) -> bool:
     """Whether balanced factors make the layer, with no column of them near zero.
 
     Only then do changes of the factors make all changes of heads of their rank.
     """
-    made = to_layer(heads, problem)
+    made, bias = to_layer(heads, architecture, units), architecture.bias
     for matrices, others in (
-        (problem.theta(layer), problem.theta(made)),
+        (units.theta(layer, bias), units.theta(made, bias)),
         (layer.w, made.w),
     ):
         off = np.linalg.norm(matrices - others, axis=(1, 2))
@@ -147,8 +143,8 @@ def merge_heads(heads: Factors, alike: float, small: float, most: int | None = N
         mean = np.concatenate(shares[:, None, None] * query[group], axis=1)
         attention = _balanced(mean, np.concatenate(key[group]))
         summed = _balanced(np.concatenate(value_t[group]).T, np.concatenate(out[group]))
-        width = out.shape[1]
-        merged.append(tuple(f for a, b in (attention, summed) for f in (a[:, :width], b[:width])))
+        cuts = (attention, query.shape[2]), (summed, out.shape[1])
+        merged.append(tuple(f for (a, b), rank in cuts for f in (a[:, :rank], b[:rank])))
     norms = np.array([np.sqrt(np.sum((v.T @ v) * (o @ o.T))) for _, _, v, o in merged])
     order = [g for g in np.argsort(-norms, kind="stable") if norms[g] > small * sizes.max()]
     chosen = [merged[g] for g in (order or [0])[:most]]
@@ -185,26 +181,20 @@ def _balanced(left: Float64, right: Float64) -> tuple[Float64, Float64]:
     return q @ (u * root), (root[:, None] * vt) @ p.T
 
 
-def guess_heads(d: int, head_dim: int) -> int:
-    """As many as transformers have: heads of rank h that together fill the d features."""
-    return -(-d // head_dim)
-
-
 @in_float64
-def random_heads(
-    problem: Problem, n_heads: int, head_dim: int, rng: np.random.Generator
-) -> Factors:
+def random_heads(architecture: Architecture, rng: np.random.Generator) -> Factors:
     """Small factors: |Theta_i| and |W_i| are about one."""
-    d, e, q = problem.d, problem.out_dim, problem.query_dim
-    size = (d * head_dim**0.5) ** -0.5
+    d, e, q = architecture.d, architecture.outputs, architecture.query_dim
+    h, r = architecture.qk_rank, architecture.ov_rank
+    size = (d * h**0.5) ** -0.5
 
     def small(*shape: int) -> Array:
-        return jnp.asarray(size * rng.standard_normal((n_heads, *shape)))
+        return jnp.asarray(size * rng.standard_normal((architecture.heads, *shape)))
 
     return Factors(
-        query=small(q, head_dim),
-        key=small(d, head_dim),
-        value=small(d, head_dim),
-        out=small(head_dim, e),
-        bias=jnp.zeros((int(problem.bias), e)),
+        query=small(q, h),
+        key=small(d, h),
+        value=small(d, r),
+        out=small(r, e),
+        bias=jnp.zeros((int(architecture.bias), e)),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mhalearn._runtime import storage
 from mhalearn._runtime.programs import compiled, float64, on_device
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn._runtime.validation import check_array, check_inputs
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.attention import forward
 from mhalearn.layer.batches import Chunk, make_chunk
 
@@ -90,6 +92,17 @@ class AttentionLayer:
     @property
     def out_dim(self) -> int:
         return self.w.shape[2]
+
+    @property
+    def architecture(self) -> Architecture:
+        """The class of layers it was learned in, as it says itself, or that of its sizes."""
+        bias = self.key_vector is not None or self.out_bias is not None
+        sizes = Architecture(self.d, self.n_heads, None, self.out_dim, bias, self.causal)
+        said = self.metadata.get("head_dim", "")
+        if not (said.isdecimal() and 0 < int(said) <= self.d):
+            return sizes
+        ranked = replace(sizes, head_dim=int(said))
+        return ranked if ranked.contains(self) else sizes
 
     def __repr__(self) -> str:
         extras = [

@@ -12,9 +12,10 @@ from mhalearn._runtime.devices import replicate
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.attention import fit_projections
 from mhalearn.layer.batches import Chunk, merge_chunks
-from mhalearn.layer.factored import is_narrow, to_heads, to_layer
+from mhalearn.layer.factored import to_heads, to_layer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton_factored import polish_heads
@@ -83,7 +84,6 @@ def descend(
     state: State,
     problem: Problem,
     ridge: Ridge = NO_RIDGE,
-    head_dim: int | None = None,
     span: Float[Array, "s q d"] | None = None,
     *,
     direct: bool = False,
@@ -91,7 +91,7 @@ def descend(
 ) -> State:
     """One damped Gauss-Newton step of every start; the objective never rises.
 
-    Heads stay of rank `head_dim`, or in the span of the matrices `span`, where given.
+    Theta stays of the architecture's rank, or in the span of the matrices `span`, where given.
     direct: factor the reduced normal matrix instead of approximating it. It costs more, much more
     with many unknowns, and goes on where saturated attention or near-equal heads stall the other.
     single: solve for the step in single precision, which is faster and mostly exact enough for a
@@ -102,6 +102,7 @@ def descend(
     """
     # Side by side, twelve starts were seen to hang in XLA's CPU thread pool; fewer gain nothing.
     one_by_one = jax.default_backend() == "cpu"
+    head_dim = problem.architecture.head_dim
     direct = direct and head_dim is None and span is None
     static = (head_dim, one_by_one, direct, single and not direct, problem.devices)
     return replicate(_step(state, problem.data, problem.energy, ridge, span, *static))
@@ -184,7 +185,6 @@ def polish(
     problem: Problem,
     run: Run,
     *,
-    head_dim: int | None = None,
     max_steps: int = 200,
 ) -> tuple[AttentionLayer, float]:
     """Descend from a layer until nothing improves; returns the layer and its relative loss.
@@ -197,7 +197,7 @@ def polish(
     direct = state.theta[0].size <= max_direct_unknowns()
     loss = float("inf")
     for step in range(max_steps):
-        state, before = descend(state, problem, head_dim=head_dim, direct=direct), loss
+        state, before = descend(state, problem, direct=direct), loss
         loss = float(state.loss[0])
         run.emit("polish", step, loss, at_hand=partial(best_layer, state, problem))
         if run.is_over():
@@ -216,22 +216,25 @@ def polish(
 
 
 def polish_on(
-    examples: Examples, layer: AttentionLayer, run: Run, *, bias: bool, head_dim: int | None
+    examples: Examples, layer: AttentionLayer, architecture: Architecture, run: Run
 ) -> tuple[AttentionLayer, float]:
-    """`polish` on examples, by the heads' factors where there are many narrow heads.
+    """`polish` on examples within an architecture, by the heads' factors where ranks are low.
 
     Such heads that already fit to rounding are left as they are.
     """
-    narrow = is_narrow(layer.n_heads, layer.d, head_dim)
-    if narrow:
+    architecture = architecture.with_heads(layer.n_heads)
+    factored = architecture.is_low_rank
+    if factored and architecture.contains(layer):
         loss = relative_error(layer, examples)
         if loss < ROUNDING:
             return layer, loss
-    problem = make_problem(examples, layer.n_heads, bias=bias, causal=layer.causal, narrow=narrow)
-    if not narrow or head_dim is None or problem.energy == 0.0:
-        return polish(layer, problem, run, head_dim=head_dim)
-    heads, loss = polish_heads(to_heads(layer, problem, head_dim), problem, run, stage="polish")
-    return to_layer(heads, problem), loss
+    problem = make_problem(examples, architecture, factored=factored)
+    if not factored or problem.energy == 0.0:
+        return polish(layer, problem, run)
+    units = problem.units
+    heads = to_heads(layer, architecture, units)
+    heads, loss = polish_heads(heads, problem, run, stage="polish")
+    return to_layer(heads, architecture, units), loss
 
 
 def relative_error(layer: AttentionLayer, examples: Examples) -> float:

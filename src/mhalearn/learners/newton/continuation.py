@@ -49,15 +49,12 @@ class Task:
     problem: Problem
     run: Run
     offer: Callable[[State], None]  # to the choice among starts
-    head_dim: int | None
     direct: bool
     single: bool = False
     show: Callable[[State], None] = lambda state: None  # to whoever watches
 
     def step(self, state: State, ridge: Ridge = NO_RIDGE) -> State:
-        return descend(
-            state, self.problem, ridge, self.head_dim, direct=self.direct, single=self.single
-        )
+        return descend(state, self.problem, ridge, direct=self.direct, single=self.single)
 
     def tell(self, stage: str, step: int, state: State) -> None:
         at_hand = partial(best_layer, state, self.problem)

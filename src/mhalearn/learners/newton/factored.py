@@ -19,11 +19,11 @@ from mhalearn._runtime.programs import compiled, in_float64, in_single
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Array, Float
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk, in_one_chunk, split_by_device, sum_over_chunks
 from mhalearn.layer.factored import (
     Factors,
     apply_heads,
-    guess_heads,
     merge_heads,
     pad_with_zero_heads,
     random_heads,
@@ -68,20 +68,10 @@ class Walk(NamedTuple):
     loss: Float[Array, ""]
 
 
-class Setting(NamedTuple):
-    """What a layer may have, and the seed it is looked for with."""
-
-    bias: bool
-    causal: bool
-    head_dim: int
-    seed: int
-
-
-def learn_narrow(
+def learn_factored(
     examples: Examples,
-    n_heads: int | None,
+    architecture: Architecture,
     exact: float,
-    setting: Setting,
     run: Run,
     start: AttentionLayer | None = None,
 ) -> Candidate:
@@ -89,47 +79,45 @@ def learn_narrow(
 
     `start` is a layer to polish before any of them.
     """
-    bias, causal, head_dim, seed = setting
-    heads = n_heads or guess_heads(examples.d, head_dim)
-    limit = examples.counting_limit(heads, bias, head_dim)
-    fit, held = split_for_selection(examples, heads, bias=bias, head_dim=head_dim, seed=seed)
-    made = partial(make_problem, n_heads=heads, bias=bias, causal=causal, narrow=True)
-    problem, part = made(fit), made(fit.subset(slice(0, int(np.ceil(_POLISHED * limit)))))
-    choice = ModelSelection(problem, held, run)
+    guess = architecture.with_heads(architecture.n_heads or architecture.usual_heads())
+    limit = examples.counting_limit(guess)
+    train, select = split_for_selection(examples, guess, run.seed)
+    made = partial(make_problem, architecture=guess, factored=True)
+    problem, part = made(train), made(train.subset(slice(0, int(np.ceil(_POLISHED * limit)))))
+    selection = ModelSelection(problem, select, run)
     if problem.energy == 0.0:
-        choice.offer(problem.zero_layer(heads))
-        return choice.candidate(Outcome.FITTED)
-    if start is not None and n_heads in (None, start.n_heads):
-        given, _ = polish_heads(to_heads(start, problem, head_dim), part, run, stage="resumed")
-        choice.offer(to_layer(given, problem))
+        selection.offer(problem.zero_layer(guess.heads))
+        return selection.candidate(Outcome.FITTED)
+    if start is not None and architecture.n_heads in (None, start.n_heads):
+        given = to_heads(start, guess, problem.units)
+        given, _ = polish_heads(given, part, run, stage="resumed")
+        selection.offer(to_layer(given, guess, problem.units))
     checkpoint = run.checkpoint
     steps = _STEPS * max(1.0, examples.d / _WIDTH)
-    steps *= 1 if fit.n >= _SCARCE * limit else _PATIENCE
+    steps *= 1 if train.n >= _SCARCE * limit else _PATIENCE
     for attempt in range(_ATTEMPTS):
         name = f"attempt {attempt + 1}"
         if checkpoint.recall(name) is not None:
             continue
-        if not checkpoint.begun(name) and (choice.loss < exact or run.is_over()):
+        if not checkpoint.begun(name) and (selection.loss < exact or run.is_over()):
             break
         with checkpoint.within(name):
             layer = learn_once(
                 problem,
                 part,
                 run,
-                n_heads=n_heads,
-                head_dim=head_dim,
-                seed=seed,
+                most=architecture.n_heads,
                 attempt=attempt,
                 steps=round(steps / _BLOCK) * _BLOCK * (attempt + 1),
             )
             if layer is not None:
-                choice.offer(layer)
+                selection.offer(layer)
         checkpoint.record(name, 1, now=True)
-    if choice.layer is None:
-        choice.offer(problem.zero_layer(heads))
-        return choice.candidate(Outcome.TIME_LIMIT if run.is_over() else Outcome.NONFINITE)
-    late = run.is_over() and choice.loss >= exact
-    return choice.candidate(Outcome.TIME_LIMIT if late else Outcome.FITTED)
+    if selection.layer is None:
+        selection.offer(problem.zero_layer(guess.heads))
+        return selection.candidate(Outcome.TIME_LIMIT if run.is_over() else Outcome.NONFINITE)
+    late = run.is_over() and selection.loss >= exact
+    return selection.candidate(Outcome.TIME_LIMIT if late else Outcome.FITTED)
 
 
 def learn_once(
@@ -137,41 +125,40 @@ def learn_once(
     part: Problem,
     run: Run,
     *,
-    n_heads: int | None,
-    head_dim: int,
-    seed: int,
+    most: int | None,
     attempt: int,
     steps: int = _STEPS,
 ) -> AttentionLayer | None:
     """One attempt: a student, its descent, its canonical form, and that polished; None: diverged.
 
-    part: some of the examples, enough for polish. n_heads: None where the count is open. Later
-    attempts have more heads.
+    part: some of the examples, enough for polish. most: heads to keep at most, None where the
+    count is open. Later attempts have more heads.
     Cost: O(k m (d h + k h)) an example and step. Trust: a heuristic.
     """
-    guess = n_heads or guess_heads(problem.d, head_dim)
+    guess = problem.architecture.heads
     student = guess + max(2, guess // 4) * (attempt + 1)
-    rng = generator(seed, Stream.FACTORED_STARTS, attempt)
-    heads = random_heads(problem, student, head_dim, rng)
+    rng = generator(run.seed, Stream.FACTORED_STARTS, attempt)
+    heads = random_heads(problem.architecture.with_heads(student), rng)
     stage = f"attempt {attempt + 1}"
     heads, loss = anneal_factors(heads, problem, run, steps, rng, stage=stage)
     if not all(np.isfinite(part).all() for part in heads):
         return None
+    made = partial(to_layer, architecture=problem.architecture, units=problem.units)
     distinct = len(merge_heads(heads, 0.0, _SAME).query)
-    heads = merge_heads(heads, _ALIKE, _SAME, most=n_heads)
+    heads = merge_heads(heads, _ALIKE, _SAME, most=most)
     run.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
     if loss > _PROMISING:
-        return to_layer(heads, problem)
+        return made(heads)
     if len(heads.query) < distinct:
         # Heads of zeros stay as they are, and keep the program one and the same.
         heads = pad_with_zero_heads(heads, student)
         name = f"{stage}, settle"
         heads, _ = anneal_factors(
-            heads, problem, run, round(_SETTLING * steps), rng, stage=name, last=True
+            heads, problem, run, round(_SETTLING * steps), rng, stage=name, penalised=False
         )
-        heads = merge_heads(heads, _ALIKE, _SAME, most=n_heads)
+        heads = merge_heads(heads, _ALIKE, _SAME, most=most)
     heads, _ = polish_heads(heads, part, run, stage=f"{stage}, polish", whole=problem)
-    return to_layer(heads, problem)
+    return made(heads)
 
 
 def anneal_factors(
@@ -182,9 +169,9 @@ def anneal_factors(
     rng: np.random.Generator,
     *,
     stage: str,
-    last: bool = False,
+    penalised: bool = True,
 ) -> tuple[Factors, float]:
-    """Adam in single precision on random examples, while the penalty fades; or, last, without it.
+    """Adam in single precision on random examples, while the penalty fades; or without it.
 
     Returns the loss on the last of them too. Over many devices each draws from its own examples,
     and a batch has as many of each.
@@ -192,8 +179,8 @@ def anneal_factors(
     data, there = _drawable(problem)
     heads = in_single(heads)
     batch = min(sum(map(len, there)), _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH)
-    first = 0.0 if last else _critical_penalty(problem)
-    top = _RATE / problem.d**0.5 * (_SLOWER if last else 1.0)
+    first = _critical_penalty(problem) if penalised else 0.0
+    top = _RATE / problem.d**0.5 * (1.0 if penalised else _SLOWER)
     walk = Walk(heads, _ADAM.init(heads), jnp.ones(()))
     mean_square = jnp.float32(problem.energy / problem.rows)
     start = (0, walk, generator_words(rng))

@@ -7,6 +7,7 @@ import numpy as np
 from mhalearn._runtime.devices import broadcast_from_first
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.checkpoint import to_arrays
 from mhalearn.run.outcome import Candidate, Outcome
@@ -62,13 +63,13 @@ class ModelSelection:
 
 
 def split_for_selection(
-    examples: Examples, n_heads: int, *, bias: bool, head_dim: int | None, seed: int
+    examples: Examples, architecture: Architecture, seed: int
 ) -> tuple[Examples, Examples]:
     """Examples to descend on and examples to choose by: a random tenth, if the rest suffices.
 
     Near the counting limit nothing can be spared, and the choice falls on the training error.
     """
-    spare = int(examples.n - np.ceil(1.5 * examples.counting_limit(n_heads, bias, head_dim)))
+    spare = int(examples.n - np.ceil(1.5 * examples.counting_limit(architecture)))
     held = min(max(1, examples.n // 10), 256)
     if spare < held:
         return examples, examples
