@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,10 +26,15 @@ from mhalearn.judge.certificate import Certificate, certify, refitted
 from mhalearn.judge.solution import Solution
 from mhalearn.judge.verdict import Evidence, check_all_examples, is_noise_without_outliers, judge
 from mhalearn.layer.layer import AttentionLayer
-from mhalearn.learners.baselines import adam, lbfgs, linear
-from mhalearn.learners.chen_li import learn as learn_sculpt
-from mhalearn.learners.newton import learn as learn_newton
-from mhalearn.learners.settings import check_settings, check_start
+from mhalearn.learners.options import find_options, list_options
+from mhalearn.learners.protocol import Learner
+from mhalearn.learners.registry import find_learner
+from mhalearn.learners.settings import (
+    check_candidate,
+    check_settings,
+    check_start,
+    check_supported,
+)
 from mhalearn.report.terminal import Progress
 from mhalearn.run.checkpoint import Checkpoint
 from mhalearn.run.events import Event
@@ -40,15 +44,6 @@ from mhalearn.solvers.gauss_newton import polish_on
 from mhalearn.solvers.merge_heads import reduce_heads
 from mhalearn.solvers.streaming_bfgs import fit_streamed
 
-LEARNERS: dict[str, Callable[..., Candidate]] = {
-    "newton": learn_newton,
-    "sculpt": learn_sculpt,
-    "adam": adam.learn,
-    "lbfgs": lbfgs.learn,
-    "linear": linear.learn,
-}
-# Learners that walk over all examples in passes; the others learn from a working set.
-_STREAMS = ("sculpt",)
 # Heads to have room for where their number is open and their rank is not known.
 _PLAUSIBLE = 8
 
@@ -72,8 +67,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Learn a multi-head attention layer from examples (X, Y).
 
     n_heads: the number of heads, or "auto" to find it (methods "newton" and "sculpt").
-    method: "newton" (and "auto", which means it), "sculpt" for the six phases of Chen & Li, or a
-        baseline: "adam", "lbfgs", "linear".
+    method: "newton" (and "auto", which means it), "sculpt" for the six phases of Chen & Li, a
+        baseline: "adam", "lbfgs", "linear"; the name of a learner that was registered; or any
+        object of a class that subclasses `mhalearn.learners.Learner`.
+    options: what can be set about the method, as a record of `mhalearn.learners`: NewtonOptions,
+        ChenLiOptions, AdamOptions, LbfgsOptions, LinearOptions; the defaults where it is None.
     head_dim: rank of every Theta_i, where it is known to be less than d; where heads are many and
         narrow (2 head_dim <= d and m d^2 > 30,000), of every W_i too, as in transformers.
     bias: learn a key-side vector a head and an output bias. causal: tokens see no later token.
@@ -92,8 +90,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         n_heads: int | str = "auto",
-        method: str = "auto",
+        method: str | Learner = "auto",
         *,
+        options: Any = None,
         head_dim: int | None = None,
         bias: bool = False,
         causal: bool = False,
@@ -107,6 +106,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.n_heads = n_heads
         self.method = method
+        self.options = options
         self.head_dim = head_dim
         self.bias = bias
         self.causal = causal
@@ -139,6 +139,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 bias=bool(self.bias),
                 causal=bool(self.causal),
             )
+            check_supported(self._learner, self._architecture)
             examples, part, survey = self._gather(examples)
             check_sizes(survey)
             self._seen = survey.hashes
@@ -259,22 +260,17 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _learn(self, parts: _Parts, survey: Survey) -> Candidate:
         """Run the learner on what is fitted or, if it can, on all that is not held out."""
-        options: dict[str, Any] = {}
-        if self._method == "newton" and self._run.checkpoint.start is not None:
-            options["start"] = self._run.checkpoint.start
-        given = parts.fitted
-        if parts.has_more and self._method in _STREAMS:
+        learner, given = self._learner, parts.fitted
+        if parts.has_more and learner.streams:
             held = parts.held
             apart = np.zeros(0, np.uint64) if held is None else held.survey().input_hashes
             given = parts.every.view(~np.isin(survey.input_hashes, apart))
-            options["part"] = parts.fitted
-        learn = partial(
-            LEARNERS[self._method],
-            given,
-            self._architecture,
-            self._run,
-            **options,
-        )
+            given = given.with_working_set(parts.fitted)
+
+        def learn() -> Candidate:
+            found = learner.learn(given, self._architecture, self._run, self._options)
+            return check_candidate(found, learner, self._architecture)
+
         return self._run.once("solution", learn)
 
     def _polish(self, learned: Candidate, fitted: Examples) -> AttentionLayer:
@@ -295,15 +291,20 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return certificate
 
     @property
-    def _method(self) -> str:
-        return "newton" if self.method == "auto" else self.method
+    def _learner(self) -> Learner:
+        return find_learner(self.method)
+
+    @property
+    def _options(self) -> Any:
+        return find_options(self._learner, self.options)
 
     def _open_checkpoint(self, examples: Examples) -> Checkpoint:
         """The checkpoint, of this run and no other."""
         assert self.checkpoint is not None
         run = {
             "mhalearn": __version__,
-            "method": self._method,
+            "method": self._learner.name,
+            **{f"options.{name}": repr(set_) for name, set_ in list_options(self._options).items()},
             **asdict(self._architecture),
             "polish": bool(self.polish),
             "random_state": int(self.random_state),
@@ -338,8 +339,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             ended = Outcome.TIME_LIMIT
         if ended is not Outcome.FITTED and not recovered:
             return ended, learned.reason or ended.explanation
-        if self.method == "sculpt" and not self.polish and not recovered:
-            # The phases end short of the best fit, so what is left over says nothing of heads.
+        if self._learner.needs_polish and not self.polish and not recovered:
+            # Short of the best fit, what is left over says nothing of heads.
             error = self._run.best_loss
             return Outcome.FITTED, f"relative squared error {error:.1e} before polish"
         about_attention = information.about_attention(found)
@@ -381,7 +382,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return listen
 
     def _metadata(self, n: int) -> dict[str, str]:
-        settings = {"method": self.method, "seed": self.random_state, "n_examples": n}
+        settings = {"method": _method_name(self.method), "seed": self.random_state, "n_examples": n}
         if self.head_dim is not None:
             settings["head_dim"] = self.head_dim
         return {name: str(value) for name, value in settings.items()}
@@ -390,6 +391,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         chosen = self.get_params(deep=False)
         for name in ("progress", "on_event", "checkpoint", "resume"):
             chosen.pop(name)
+        chosen |= {"method": _method_name(self.method), "options": self._options}
         shape = {"n": examples.n, "k": examples.k, "d": examples.d, "out_dim": examples.out_dim}
         return chosen | shape
 
@@ -408,6 +410,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.three_d_array = True
         tags.target_tags.multi_output = True
         return tags
+
+
+def _method_name(method: str | Learner) -> str:
+    return method if isinstance(method, str) else method.name
 
 
 def _weights(sample_weight: ArrayLike, n: int) -> Float64:

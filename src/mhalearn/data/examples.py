@@ -70,12 +70,13 @@ class Examples:
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self._source: Source = Arrays(check_examples(X, Y, lengths), lengths is not None)
+        self._working_set: Examples | None = None
         self.metadata = check_metadata(metadata)
 
     @classmethod
     def _over(cls, source: Source, metadata: Mapping[str, Any]) -> "Examples":
         examples = cls.__new__(cls)
-        examples._source = source
+        examples._source, examples._working_set = source, None
         examples.metadata = check_metadata(metadata)
         return examples
 
@@ -269,6 +270,17 @@ class Examples:
             return survey_blocks(self._chunks(1024), self.n)
         mine = self.mine()
         return _merged(survey_blocks(mine._chunks(1024), mine.n))
+
+    @property
+    def working_set(self) -> "Examples":
+        """Random ones of the examples, in memory, where some were chosen; or all of them."""
+        return self if self._working_set is None else self._working_set
+
+    def with_working_set(self, chosen: "Examples") -> "Examples":
+        """The same examples, with this working set."""
+        examples = Examples._over(self._source, self.metadata)
+        examples._working_set = chosen
+        return examples
 
     def working_set_size(self, architecture: Architecture) -> int:
         """How many of the examples a learner needs in memory at most: its working set.

@@ -17,15 +17,16 @@ from scipy.optimize import lsq_linear
 from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
-from mhalearn.estimator import LEARNERS
 from mhalearn.hardness.families import Secret, hard_layer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
+from mhalearn.learners.options import find_options
+from mhalearn.learners.protocol import Learner
+from mhalearn.learners.registry import find_learner, list_learners
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import polish_on
 
-METHODS = ("newton", "sculpt", "adam", "lbfgs")
 # Relative squared error on fresh inputs that counts as learned; who ignores the secret makes 1/2.
 LEARNED = 0.01
 # Times the counting limit of examples that are tried, one after the other.
@@ -54,6 +55,11 @@ class Cost:
     seconds: float
     relative_mse: float
     outcome: str
+
+
+def list_methods() -> tuple[str, ...]:
+    """Names of the learners whose cost can be asked for: who never comes to the layer has none."""
+    return tuple(learner.name for learner in list_learners() if learner.consistent)
 
 
 def teacher(
@@ -95,8 +101,9 @@ def _learn(
 ) -> tuple[AttentionLayer, Outcome]:
     """Learner and polish alone: nothing is certified, which would take longer than to learn."""
     run, architecture = Run(budget, seed=seed), examples.architecture(cell.n_heads)
+    learner: Learner = find_learner(cell.method)
     with one_lapack_thread():
-        found = LEARNERS[cell.method](examples, architecture, run)
+        found = learner.learn(examples, architecture, run, find_options(learner, None))
         if found.outcome is not Outcome.FITTED:
             return found.layer, found.outcome
         return polish_on(examples, found.layer, architecture, run)[0], found.outcome
