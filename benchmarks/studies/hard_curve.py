@@ -5,9 +5,14 @@ a budget of seconds a fit and ever more examples, and random layers of the same 
 Failures are kept, as costs known to be larger.
 """
 
-from ledger import console, opened, study
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
+
 from rich.table import Table
 
+from benchmarks.ledger import console, opened, study
 from mhalearn.hardness.curve import METHODS, Cell, asdict, growth, measure_cost, summarise
 
 SHAPES = "2x8,4x8,6x8,2x16,4x16,6x16,8x16,2x32,4x32,6x32"

@@ -1,8 +1,8 @@
 """The six phases of Chen & Li on random layers, before and after polish, beside their controls.
 
-    python benchmarks/phases.py                    all lines, ten seeds each, appended to the JSON
-    python benchmarks/phases.py --line 0 --seed 3  one run
-    python benchmarks/phases.py --table            print what the JSON holds
+    python benchmarks/studies/phases.py  all lines, ten seeds each, appended to the JSON
+        --line 0 --seed 3                one run
+        --table                          print what the JSON holds
 
 A run that is already in the JSON is not repeated. The truth is used here, and only here, to
 measure: errors of the sums and of the span, precision and recall of certification.
@@ -12,14 +12,18 @@ import argparse
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
 import jax
 import numpy as np
 
 import mhalearn as mha
+from benchmarks import RESULTS
 from mhalearn.data import Examples
 from mhalearn.learners import chen_li as sculpt
 from mhalearn.learners import newton
@@ -31,7 +35,7 @@ from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import polish
 from mhalearn.solvers.scaled_problem import make_problem
 
-RESULTS = Path(__file__).parent / "results" / "phases.json"
+FILE = RESULTS / "phases.json"
 
 # Heads, d, k, scale, examples, inputs; then what must hold: relative MSE, span sine, error of the
 # refined sum, good seeds, minutes.
@@ -266,7 +270,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--examples", type=int, help="other than the line's; name other results")
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=FILE)
     options = parser.parse_args()
     lines = range(len(LINES)) if options.line is None else [options.line]
     seeds = SEEDS if options.seed is None else [options.seed]

@@ -1,11 +1,15 @@
 """Write docs/real.md from what real.py measured."""
 
+import sys
 from pathlib import Path
 
-from ledger import read_runs
-from real import COLUMNS, lines
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
-OUT = Path(__file__).parent.parent / "docs" / "real.md"
+from benchmarks import DOCS
+from benchmarks.ledger import read_runs
+from benchmarks.studies.real import COLUMNS, lines
+
+OUT = DOCS / "real.md"
 
 INTRO = """# Real layers
 
@@ -27,25 +31,25 @@ assert model.n_heads_ == 2  # found, not told
 A trained layer is the same three lines, with `mha.from_huggingface("model.safetensors",
 layer_index=3)` or the module itself for `layer`, `head_dim=32, bias=True`, and a GPU.
 
-**How** (`src/mhalearn/newton/many.py`, `narrow.py`). A student with a quarter more heads than
-would fill the features descends by Adam in single precision under a penalty on its factors, which
-is the nuclear norm of Theta and W. It begins where it keeps all heads at zero and fades; heads
-appear as the examples ask for them, and those too many stay at zero or become copies of another,
-so that the canonical form tells their number. Then Gauss-Newton steps on the factors, residuals
-in double and directions in single precision, double their correct digits until none is left to
-gain. With fewer than twelve times the counting limit of examples the penalty fades four times
-slower.
+**How** (`learners/newton/factored.py`, `layer/factored.py`). A student with a quarter more heads
+than would fill the features descends by Adam in single precision under a penalty on its factors,
+which is the nuclear norm of Theta and W. It begins where it keeps all heads at zero and fades;
+heads appear as the examples ask for them, and those too many stay at zero or become copies of
+another, so that the canonical form tells their number. Then Gauss-Newton steps on the factors,
+residuals in double and directions in single precision, double their correct digits until none is
+left to gain. With fewer than twelve times the counting limit of examples the penalty fades four
+times slower.
 
 **What is certain.** The normal matrix of such a layer has a hundred thousand rows or more and is
 never formed. A random change of all parameters is asked for the smallest change with the same
-effect on the outputs (`openness.py`): if the two differ in no head, the examples leave nothing
-open, among layers whose heads have the rank that was told. `RECOVERED` needs that, and residuals
-at the labels' precision on examples that were not fitted.
+effect on the outputs (`judge/randomised_rank_test.py`): if the two differ in no head, the examples
+leave nothing open, among layers whose heads have the rank that was told. `RECOVERED` needs that,
+and residuals at the labels' precision on examples that were not fitted.
 
 ## Measured
 
-Written by `benchmarks/write_real.py` from `benchmarks/results/real.json`. Random +-1 tokens, k =
-16. minilm: a layer of all-MiniLM-L6-v2 (Hugging Face, trained), 12 heads of rank 32, d = 384,
+Written by `benchmarks/pages/write_real.py` from `benchmarks/results/real.json`. Random +-1 tokens,
+k = 16. minilm: a layer of all-MiniLM-L6-v2 (Hugging Face, trained), 12 heads of rank 32, d = 384,
 biases; trained-like: random heads with norms and biases as trained ones have, heads x features x
 rank. Exact: every Theta, W and bias to 1e-10 and the number of heads. Seconds are of one fit in a
 process that has compiled nothing before (first), and of later fits in it; the longest of all

@@ -11,9 +11,20 @@ import jax.numpy as jnp
 import lineax as lx
 import numpy as np
 import optimistix as optx
-from cases import GOAL, Arrival, Case, Descend, End, Start, ended, residuals, restarts, unflatten
 from scipy.optimize import least_squares
 
+from benchmarks.cases import (
+    GOAL,
+    Arrival,
+    Case,
+    Descend,
+    End,
+    Start,
+    ended,
+    residuals,
+    restarts,
+    unflatten,
+)
 from mhalearn.layer.attention import attend, covariance_products, design_matrix, stacked_heads
 from mhalearn.layer.batches import Chunk
 

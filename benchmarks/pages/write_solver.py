@@ -1,34 +1,40 @@
 """Write docs/solver.md from what frontier, speed, hard_cases, noise and fails_safely measured."""
 
+import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-import numpy as np
-from frontier import good
-from hard_cases import is_exact
-from ledger import read_runs
-from noise import best_settings, mean
-from race import has_arrived, standings
-from speed import RACES
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
-OUT = Path(__file__).parent.parent / "docs" / "solver.md"
+import numpy as np
+
+from benchmarks import DOCS
+from benchmarks.ledger import read_runs
+from benchmarks.peers.race import has_arrived, standings
+from benchmarks.studies.frontier import good
+from benchmarks.studies.hard_cases import is_exact
+from benchmarks.studies.noise import best_settings, mean
+from benchmarks.studies.speed import RACES
+
+OUT = DOCS / "solver.md"
 
 INTRO = """# The exact solver, measured
 
-Written by `benchmarks/write_solver.py` from the JSON in `benchmarks/results`; no figure here is
-typed by hand. Records were made while the solver grew, the oldest (on a GPU, and some of the lines
-with an open head count) by versions that searched less well; each names its machine, and the newer
-ones their commit. Cores were shared, so times are upper bounds and near a limit also a cause of
-failure.
+Written by `benchmarks/pages/write_solver.py` from the JSON in `benchmarks/results`; no figure here
+is typed by hand. Records were made while the solver grew, the oldest (on a GPU, and some of the
+lines with an open head count) by versions that searched less well; each names its machine, and the
+newer ones their commit. Cores were shared, so times are upper bounds and near a limit also a cause
+of failure.
 
-**How it works** (`src/mhalearn/newton`). W is eliminated by linear least squares, Theta descends by
-damped Gauss-Newton steps: direct ones while there are few unknowns, by preconditioned conjugate
-gradients beyond that. Starts come in rounds, each more patient. The first is a few steps under a
-fading ridge, in single precision and on a part of the examples where there are plenty; generic
-layers fall to it. Near the counting limit the ridge fades over thousands of short first-order
-steps (`slide.py`), and starts trade heads while a weak ridge is still on (`exchange.py`). Many
-heads of known low rank are learned by their factors instead (`many.py`). Polish is the same descent
-to rounding; the certificate then recomputes everything from the layer alone.
+**How it works** (`src/mhalearn/learners/newton`). W is eliminated by linear least squares, Theta
+descends by damped Gauss-Newton steps: direct ones while there are few unknowns, by preconditioned
+conjugate gradients beyond that. Starts come in rounds, each more patient. The first is a few steps
+under a fading ridge, in single precision and on a part of the examples where there are plenty;
+generic layers fall to it. Near the counting limit the ridge fades over thousands of short
+first-order steps (`annealing.py`), and starts trade heads while a weak ridge is still on
+(`head_exchange.py`). Many heads of known low rank are learned by their factors instead
+(`factored.py`). Polish is the same descent to rounding; the certificate then recomputes everything
+from the layer alone.
 
 ## How close to the counting limit
 

@@ -1,23 +1,26 @@
 """Draw what hard_curve and hard_dial measured, beside their JSON and for the pages."""
 
 import json
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
+
 import matplotlib
-from hard_dial import DIALS, SHARPNESSES
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from benchmarks import DOCS, RESULTS
+from benchmarks.studies.hard_dial import DIALS, SHARPNESSES
 from mhalearn.hardness.curve import LEARNED
 from mhalearn.hardness.plot import COLORS, draw_curve
 
-HERE = Path(__file__).parent
-FOLDERS = (HERE / "results", HERE.parent / "docs" / "images")
+FOLDERS = (RESULTS, DOCS / "images")
 
 
 def runs(name: str) -> list[dict]:
-    path = HERE / "results" / f"{name}.json"
+    path = RESULTS / f"{name}.json"
     return json.loads(path.read_text())["runs"]
 
 

@@ -5,11 +5,15 @@ an integer program against roundings, with larger and larger moduli.
 """
 
 import math
+import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
 import numpy as np
-from ledger import console, opened, study
 
+from benchmarks.ledger import console, opened, study
 from mhalearn import Examples, sample_inputs
 from mhalearn.hardness import Secret, hard_layer
 from mhalearn.hardness.attacks import (

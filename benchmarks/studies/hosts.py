@@ -1,7 +1,7 @@
 """Many devices: scaling as far as this machine shows it, and the arithmetic for 64 GPUs.
 
-    python benchmarks/hosts.py           measure what results/hosts.json lacks, write the tables
-    python benchmarks/hosts.py --table   write the tables of docs/many_hosts.md from the JSON
+    python benchmarks/studies/hosts.py  measure what results/hosts.json lacks, write the tables
+        --table                         write the tables of docs/many_hosts.md from the JSON
 
 Two things are timed, each the best of five, with the machine's load beside it: a Gauss-Newton step
 of dense heads, and a gradient over all examples of many narrow heads. Forced devices share the
@@ -22,12 +22,15 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ledger import RESULTS, Ledger, Record
 
 import mhalearn as mha
+from benchmarks import DOCS, RESULTS
+from benchmarks.ledger import Ledger, Record
 from mhalearn._runtime import devices
 from mhalearn._runtime.programs import float64
 from mhalearn.layer.batches import Chunk, sum_over_chunks
@@ -35,7 +38,7 @@ from mhalearn.layer.factored import Factors, apply_heads, random_heads
 from mhalearn.solvers.gauss_newton import descend, init_state
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
-DOC = Path(__file__).parent.parent / "docs" / "many_hosts.md"
+DOC = DOCS / "many_hosts.md"
 # (processes, devices of each)
 PLACES = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 1)]
 REPEATS = 5

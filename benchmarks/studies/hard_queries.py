@@ -4,10 +4,13 @@ For small d all 4^d inputs are listed. Beside each class of parities as many ran
 same shape; then the queries that find a secret, with answers off by up to the tolerance.
 """
 
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
-from ledger import console, opened, study
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
+from benchmarks.ledger import console, opened, study
 from mhalearn.hardness import QueryOracle, hard_layer, learn_by_queries
 from mhalearn.hardness.dimension import generic_dimension, parity_dimension
 from mhalearn.hardness.queries import cube

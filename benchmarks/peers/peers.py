@@ -14,10 +14,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from cases import GOAL, End, Method, Start, by_learner, ended, residuals, unflatten, with_restarts
-from dense_peers import OPTIMISTIX, optimistix_descent, scipy_descent, unless_too_large
 from scipy.optimize import OptimizeResult, minimize
 
+from benchmarks.cases import (
+    GOAL,
+    End,
+    Method,
+    Start,
+    by_learner,
+    ended,
+    residuals,
+    unflatten,
+    with_restarts,
+)
+from benchmarks.peers.dense_peers import (
+    OPTIMISTIX,
+    optimistix_descent,
+    scipy_descent,
+    unless_too_large,
+)
 from mhalearn.layer.batches import Chunk
 from mhalearn.learners.baselines import adam, lbfgs
 from mhalearn.learners.newton import learn as learn_newton

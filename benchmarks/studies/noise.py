@@ -1,9 +1,9 @@
 """How well layers are learned from noisy labels: errors against the Cramer-Rao bound, intervals.
 
-    python benchmarks/noise.py                          everything, appended to the JSON run by run
-    python benchmarks/noise.py --shape 2,8,4 --level 0.1 --seeds 9000:9050 --out part.json
-    python benchmarks/noise.py --merge part.json ...    take such files over into the default one
-    python benchmarks/noise.py --table                  print what the JSON holds
+    python benchmarks/studies/noise.py  everything, appended to the JSON run by run
+        --shape 2,8,4 --level 0.1 --seeds 9000:9050 --out part.json
+        --merge part.json ...           take such files over into the default one
+        --table                         print what the JSON holds
 
 Ten times the counting limit of examples; a draw is a fresh teacher with fresh inputs and Gaussian
 noise of deviation sigma = level x the labels' root mean square. `AttentionRegressor` and its peers
@@ -24,23 +24,27 @@ compiles.
 
 import argparse
 import math
+import sys
 import time
 from collections import Counter, defaultdict
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 import scipy.linalg
-from cases import Case, Descend, End, Start, Starts, case_at, ended
-from dense_peers import optimistix_descent, scipy_descent
-from ledger import Ledger, Record, finite, opened, say_bar, study
-from peers import ADAM_STEPS, Walk, annealed_adam, annealed_block, optax_lbfgs
 from scipy.special import softmax
 from threadpoolctl import threadpool_limits
 
 import mhalearn as mha
+from benchmarks.cases import Case, Descend, End, Start, Starts, case_at, ended
+from benchmarks.ledger import Ledger, Record, finite, opened, say_bar, study
+from benchmarks.peers.dense_peers import optimistix_descent, scipy_descent
+from benchmarks.peers.peers import ADAM_STEPS, Walk, annealed_adam, annealed_block, optax_lbfgs
 from mhalearn._runtime.programs import float64
 from mhalearn.solvers.gauss_newton import NO_RIDGE
 

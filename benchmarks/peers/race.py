@@ -12,9 +12,10 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-from cases import GOAL, Case, Method
-from ledger import Ledger, Record, console
 from rich.table import Table
+
+from benchmarks.cases import GOAL, Case, Method
+from benchmarks.ledger import Ledger, Record, console
 
 Entries = dict[str, dict[str, Method]]  # methods by name, their settings by name
 

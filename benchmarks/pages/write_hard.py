@@ -3,18 +3,21 @@
 import json
 import math
 import statistics
+import sys
 from collections import defaultdict
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
+
+from benchmarks import DOCS, RESULTS
 from mhalearn.hardness.curve import LEARNED, growth, summarise
 
-HERE = Path(__file__).parent
-OUT = HERE.parent / "docs" / "hard.md"
+OUT = DOCS / "hard.md"
 
 INTRO = """# Hard layers
 
-Written by `benchmarks/write_hard.py` from the JSON in `benchmarks/results`; no figure here is typed
-by hand.
+Written by `benchmarks/pages/write_hard.py` from the JSON in `benchmarks/results`; no figure here is
+typed by hand.
 
 **Two theorems.** Chen and Li prove that a non-degenerate layer can be learned from random +-1
 examples in time (dk)^{O(m^3)} for m heads (Theorem 1.2). They also prove that in the worst case
@@ -167,7 +170,7 @@ limit of examples.
 
 
 def runs(name: str) -> list[dict]:
-    return json.loads((HERE / "results" / f"{name}.json").read_text())["runs"]
+    return json.loads((RESULTS / f"{name}.json").read_text())["runs"]
 
 
 def grouped(rows: list[dict], *names: str) -> dict[tuple, list[dict]]:

@@ -4,14 +4,19 @@ Each has the lines of `phases.py` from top to bottom and a dot for every run.
 """
 
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from phases import LINES, RESULTS
-from picture import picture
+
+from benchmarks.pages.picture import picture
+from benchmarks.studies.phases import FILE, LINES
 
 FIRST, SECOND, THIRD = "#1b6ca8", "#e07b39", "#8a8a8a"
 
@@ -146,7 +151,7 @@ def draw(figure: Figure, panels: list[Panel], runs: list[dict]) -> None:
 
 
 def main() -> None:
-    runs = [run for run in json.loads(RESULTS.read_text()) if "failure" not in run]
+    runs = [run for run in json.loads(FILE.read_text()) if "failure" not in run]
     for phase, panels in FIGURES.items():
         with picture(f"phase_{phase}.svg", 8.4, 3.1) as figure:
             draw(figure, panels, runs)

@@ -4,8 +4,12 @@ Two dials for layers of four heads: `mix`, from the hard layer (0) to a random o
 sharpness of the hard layer's heads. The function decides: relative squared error on fresh inputs.
 """
 
-from ledger import console, opened, study
+import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
+
+from benchmarks.ledger import console, opened, study
 from mhalearn.hardness.curve import Cell, asdict, measure_cost
 
 HEADS, WIDTH, RATIO = 4, 8, 16.0

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-IMAGES = Path(__file__).parent.parent / "docs" / "images"
+from benchmarks import DOCS
+
+IMAGES = DOCS / "images"
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Scaling laws of the six phases: certified rows, error and time, against what theory expects.
 
-    python benchmarks/scaling.py                all measurements, appended to the JSON one by one
-    python benchmarks/scaling.py --number 17    one of them
-    python benchmarks/scaling.py --table        fitted exponents of what the JSON holds
-    python benchmarks/scaling.py --draw         docs/images/scaling.svg
+    python benchmarks/studies/scaling.py  all measurements, appended to the JSON one by one
+        --number 17                       one of them
+        --table                           fitted exponents of what the JSON holds
+        --draw                            docs/images/scaling.svg
 
 Frequency: with the exact sum of projections (the truth is used for that here), the share of rows
 whose best pair has a score below a tolerance t and on which all heads do agree. That m heads agree
@@ -17,20 +17,24 @@ Time: passes are linear in N. The theorem's time is (kd)^O(m^3), for its net.
 
 import argparse
 import itertools
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
 import numpy as np
 from matplotlib.ticker import NullFormatter, ScalarFormatter
-from phases import machine, mean_squared, measure_missing, span_sine
-from picture import picture
 
 import mhalearn as mha
+from benchmarks import RESULTS
+from benchmarks.pages.picture import picture
+from benchmarks.studies.phases import machine, mean_squared, measure_missing, span_sine
 from mhalearn.data import Examples
 from mhalearn.learners import chen_li as sculpt
 from mhalearn.learners.chen_li.phase2_certification import screen_pairs
 from mhalearn.run.run import Run
 
-RESULTS = Path(__file__).parent / "results" / "scaling.json"
+FILE = RESULTS / "scaling.json"
 TOLERANCES = np.geomspace(0.05, 0.4, 7)
 SCALE = 4.0
 
@@ -207,7 +211,7 @@ def main() -> None:
     parser.add_argument("--number", type=int)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--draw", action="store_true")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=FILE)
     options = parser.parse_args()
     cases = [*frequencies(), *runs()]
     if options.number is not None:

@@ -19,10 +19,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
+
 import numpy as np
-from ledger import Record, console, finite, opened, say_bar, study
 from rich.table import Table
 
+from benchmarks.ledger import Record, console, finite, opened, say_bar, study
 from mhalearn import AttentionLayer, AttentionRegressor, compare, from_huggingface, sample_inputs
 
 K, FRESH = 16, 256
@@ -86,7 +88,7 @@ def measure(case: str, n: int, method: str, seed: int, seconds: float, model: st
         learned = learner.layer_
         found = {"outcome": learner.outcome_.name, "stages": stages}
     else:
-        from real_peers import learn
+        from benchmarks.peers.real_peers import learn
 
         name, _, rate = method.partition(", rate ")
         learned, steps = learn(name, x, y, layer.n_heads, rank, float(rate), seconds, seed)

@@ -1,12 +1,18 @@
 """Draw docs/images/speed.svg from benchmarks/results/speed.json."""
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
+
 import numpy as np
-from ledger import read_runs
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, ScalarFormatter
-from picture import picture
-from race import has_arrived, standings
-from speed import GROWTH, LETTERS, RACES, growth_medians, theory
+
+from benchmarks.ledger import read_runs
+from benchmarks.pages.picture import picture
+from benchmarks.peers.race import has_arrived, standings
+from benchmarks.studies.speed import GROWTH, LETTERS, RACES, growth_medians, theory
 
 SHOWN = {"newton": "#1b6ca8", "L-BFGS": "#e07b39", "Adam": "#7a9e3d", "Adam + ridge": "#b3589a"}
 

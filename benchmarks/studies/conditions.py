@@ -1,8 +1,8 @@
 """A teacher for every condition of non-degeneracy, and the phase that breaks on it.
 
-    python benchmarks/conditions.py          all teachers, three seeds each, appended to the JSON
-    python benchmarks/conditions.py --teacher "flat attention" --seed 1   one run
-    python benchmarks/conditions.py --table  print what the JSON holds
+    python benchmarks/studies/conditions.py  all teachers, three seeds each, appended to the JSON
+        --teacher "flat attention" --seed 1  one run
+        --table                              print what the JSON holds
 
 A run that is already in the JSON is not repeated. A teacher is a generic layer (m = 2, d = 16,
 k = 3) changed so that one condition fails and, as far as can be, no other; twice where a mild and a
@@ -11,13 +11,17 @@ the one that stopped the run or, if the layer it ended in is bad, the first to m
 """
 
 import argparse
+import sys
 from collections import Counter
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
+
 import numpy as np
-from phases import machine, mean_squared, measure_missing, relative
 
 import mhalearn as mha
+from benchmarks import RESULTS
+from benchmarks.studies.phases import machine, mean_squared, measure_missing, relative
 from mhalearn.data import Examples
 from mhalearn.judge.nondegeneracy import Condition, check_nondegeneracy
 from mhalearn.learners import chen_li as sculpt
@@ -29,7 +33,7 @@ from mhalearn.learners.chen_li.phase3_refined_sum import large_margin_rows, refi
 from mhalearn.learners.chen_li.phase5_span import span_angle
 from mhalearn.run.run import Run
 
-RESULTS = Path(__file__).parent / "results" / "conditions.json"
+FILE = RESULTS / "conditions.json"
 D, K, SCALE, N = 16, 3, 4.0, 200_000
 SEEDS = range(3)
 
@@ -242,7 +246,7 @@ def main() -> None:
     parser.add_argument("--teacher", choices=TEACHERS)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=FILE)
     options = parser.parse_args()
     teachers = TEACHERS if options.teacher is None else [options.teacher]
     seeds = SEEDS if options.seed is None else [options.seed]

@@ -1,8 +1,9 @@
 """Seconds to an exact fit: the solver beside its peers, and how its time grows.
 
-    python benchmarks/speed.py [--part race|growth] [--cases 0,1] [--methods NAMES] [--seeds A:B]
-    python benchmarks/speed.py --merge PART.json ...    take over runs made elsewhere
-    python benchmarks/speed.py --table                  print what the JSON holds
+    python benchmarks/studies/speed.py
+        [--part race|growth] [--cases 0,1] [--methods NAMES] [--seeds A:B]
+        --merge PART.json ...  take over runs made elsewhere
+        --table                print what the JSON holds
 
 The race is run as race.py says, on large layers with ten times the counting limit of examples and
 on small ones that trouble the peers. Each peer has the settings that did well in first.py; dense
@@ -13,12 +14,17 @@ ratio 10.
 
 import math
 import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
 import numpy as np
-from cases import Case, case_at
-from ledger import Ledger, Record, console, opened, say_bar, study
-from peers import methods, tuned_adam
-from race import Entries, has_arrived, print_race, race, seconds_of
+
+from benchmarks.cases import Case, case_at
+from benchmarks.ledger import Ledger, Record, console, opened, say_bar, study
+from benchmarks.peers.peers import methods, tuned_adam
+from benchmarks.peers.race import Entries, has_arrived, print_race, race, seconds_of
 
 # Case, seconds a method has, and how many times faster than (Adam, L-BFGS) the solver must be.
 RACES = [

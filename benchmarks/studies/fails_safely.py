@@ -1,10 +1,10 @@
 """Never fooled: small fits on data made to mislead, and not one false RECOVERED.
 
-    python benchmarks/fails_safely.py --seeds 0:25              all traps, appended to the JSON
-    python benchmarks/fails_safely.py --traps "mirror images,noise" --seeds 0:3 --methods adam,lbfgs
-    python benchmarks/fails_safely.py --seeds 4:5 --out part4.json       a file of its own
-    python benchmarks/fails_safely.py --merge part*.json        merged into the default file
-    python benchmarks/fails_safely.py --table                   print what the JSON holds
+    python benchmarks/studies/fails_safely.py --seeds 0:25  all traps, appended to the JSON
+        --traps "mirror images,noise" --seeds 0:3 --methods adam,lbfgs
+        --seeds 4:5 --out part4.json                        a file of its own
+        --merge part*.json                                  merged into the default file
+        --table                                             print what the JSON holds
 
 A trap draws inputs, labels and settings from a seed, and knows what is true. A few resume from a
 checkpoint that is all but right: the verdict must be honest however good the start. The judge
@@ -27,6 +27,7 @@ layer returned, and against the truth with as many heads as were asked for. Only
 on which thresholds of 1e-6 and 1e-13 agree.
 """
 
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -34,12 +35,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ledger import Record, console, names, opened, say_bar, study
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
+
 from rich.table import Table
-from trap_judge import judge
-from traps import SHAPES, TRAPS, Draw
 
 import mhalearn as mha
+from benchmarks.ledger import Record, console, names, opened, say_bar, study
+from benchmarks.trap_judge import judge
+from benchmarks.traps import SHAPES, TRAPS, Draw
 
 LIMIT = 20.0  # seconds a fit, compilation included
 

@@ -1,8 +1,13 @@
 """Draw docs/images/first.svg from benchmarks/results/first.json."""
 
-from ledger import read_runs
-from picture import picture
-from race import standings
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
+
+from benchmarks.ledger import read_runs
+from benchmarks.pages.picture import picture
+from benchmarks.peers.race import standings
 
 
 def main() -> None:

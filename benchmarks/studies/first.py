@@ -1,6 +1,6 @@
 """The first benchmark: exact recovery, a cold start, and speed against what people use instead.
 
-    python benchmarks/first.py [--part recovery|cold|speed|all] [--quick] [--fresh]
+    python benchmarks/studies/first.py [--part recovery|cold|speed|all] [--quick] [--fresh]
 
 Every run is appended to benchmarks/results/first.json (first-quick.json with --quick) as soon as it
 ends, failures included; a run that is there already, from the same kind of machine, is not made
@@ -23,14 +23,18 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
-from cases import Case, case_at
-from ledger import RESULTS, Ledger, Record, console, finite, say_bar
-from peers import methods
-from race import print_race, race
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
+
 from rich.table import Table
 
 import mhalearn as mha
+from benchmarks import RESULTS
+from benchmarks.cases import Case, case_at
+from benchmarks.ledger import Ledger, Record, console, finite, say_bar
+from benchmarks.peers.peers import methods
+from benchmarks.peers.race import print_race, race
 
 # Recovery: ten fresh teachers a case, every parameter to 1e-10
 

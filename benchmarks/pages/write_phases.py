@@ -1,44 +1,48 @@
 """Write docs/phases.md from what phases.py, conditions.py and scaling.py measured."""
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-from phases import LINES, good
-from scaling import laws
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
-HERE = Path(__file__).parent
-OUT = HERE.parent / "docs" / "phases.md"
+import numpy as np
+
+from benchmarks import DOCS, RESULTS
+from benchmarks.studies.phases import LINES, good
+from benchmarks.studies.scaling import laws
+
+OUT = DOCS / "phases.md"
 
 INTRO = """# The algorithm, phase by phase
 
-Written by `benchmarks/write_phases.py` from the JSON in `benchmarks/results`, the figures by
-`benchmarks/draw_phases.py` from the same; nothing measured here is typed by hand.
+Written by `benchmarks/pages/write_phases.py` from the JSON in `benchmarks/results`, the figures by
+`benchmarks/pages/draw_phases.py` from the same; nothing measured here is typed by hand.
 
-The algorithm of Chen and Li learns m heads from random labelled examples alone.
-`method="sculpt"` runs it, one file a phase in `src/mhalearn/sculpt`; `learner.py` shows their
-order on one screen. In the figures each line is one size of layer (m heads, d features, k
-tokens, ||Theta|| = s, N examples, G: Gaussian inputs instead of +-1) and each dot one of its
-random layers. The truth is used to measure, never to learn.
+The algorithm of Chen and Li learns m heads from random labelled examples alone. `method="sculpt"`
+runs it, one file a phase in `src/mhalearn/learners/chen_li`; `learner.py` shows their order on
+one screen. In the figures each line is one size of layer (m heads, d features, k tokens,
+||Theta|| = s, N examples, G: Gaussian inputs instead of +-1) and each dot one of its random
+layers. The truth is used to measure, never to learn.
 
 ## Phase 1: a crude sum of projections
 
 Inputs and labels are correlated: what comes out is near W_1 + ... + W_m, because the weights of
 a head add up to one, so that its projection counts once wherever it looks. It is a rough
-estimate, and enough to begin with (`crude_sum.py`).
+estimate, and enough to begin with (`phase1_crude_sum.py`).
 
 ![Phase 1: relative error of the crude sum in every run](images/phase_1.svg)
 
 ## Phase 2: certify rows, sculpt a body
 
 If all heads of a row attend alike, its label is p X W_sum for one vector p of weights, and this
-can be tested without knowing the heads: a linear programme looks for such a p. A row that
-passes is certified, and gives linear constraints which every Theta_i satisfies. Together they
-cut a convex body around the affine hull of the Theta_i (`certification.py`, `body.py`,
-`shape.py`). Precision: the share of certified rows on which all heads have the row's log-odds
-to within one. Recall: the share of such rows that the screen keeps. Score: how far a row is
-from exact.
+can be tested without knowing the heads: a linear programme looks for such a p. A row that passes
+is certified, and gives linear constraints which every Theta_i satisfies. Together they cut a
+convex body around the affine hull of the Theta_i (`phase2_certification.py`, `phase2_body.py`,
+`body_shape.py`). Precision: the share of certified rows on which all heads have the row's
+log-odds to within one. Recall: the share of such rows that the screen keeps. Score: how far a row
+is from exact.
 
 ![Phase 2: precision, recall and score of rows certified with the crude sum](images/phase_2.svg)
 
@@ -46,8 +50,8 @@ from exact.
 
 The point of the hull nearest to zero has the same inner product with every head. Where it puts
 one token far ahead, most heads look at that token, and the label is that token times W_sum.
-Robust least squares over such rows gives a far better sum (`refined_sum.py`). The control puts
-a random matrix in the place of the proxy: then the fit believes almost no row, and errs.
+Robust least squares over such rows gives a far better sum (`phase3_refined_sum.py`). The control
+puts a random matrix in the place of the proxy: then the fit believes almost no row, and errs.
 
 ![Phase 3: error of both sums, and rows believed, beside a random proxy](images/phase_3.svg)
 
@@ -61,16 +65,16 @@ there are. Phases 3 and 4 run twice.
 ## Phase 5: the span
 
 The body is thin, except along the differences of heads. Its wide directions and the proxy span
-the Theta_i (`shape.py` by eigenvectors; `span.py` asks the body itself, by linear programmes,
-to check them). Where the spectrum of the constraints has its largest gap tells the number of
-heads.
+the Theta_i (`body_shape.py` by eigenvectors; `phase5_span.py` asks the body itself, by linear
+programmes, to check them). Where the spectrum of the constraints has its largest gap tells the
+number of heads.
 
 ![Phase 5: angle between the heads and the span, and the gap of the spectrum](images/phase_5.svg)
 
 ## Phase 6: the net
 
-In the span a layer is m x m numbers. Random starts in it descend on them, with the projections
-by least squares, and held-out examples choose (`net.py`). Polish then takes any good layer to
+In the span a layer is m x m numbers. Random starts in it descend on them, with the projections by
+least squares, and held-out examples choose (`phase6_net.py`). Polish then takes any good layer to
 rounding; it is not part of the algorithm.
 
 ![Phase 6: error of the layer before and after polish](images/phase_6.svg)
@@ -134,7 +138,7 @@ the theorem's are proved).
 
 
 def read(name: str) -> list[dict]:
-    return json.loads((HERE / "results" / name).read_text())
+    return json.loads((RESULTS / name).read_text())
 
 
 def middle(values: list) -> float:

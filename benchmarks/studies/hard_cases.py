@@ -1,31 +1,36 @@
 """Layers and inputs that trouble a solver: is every head exact, and is the head count found?
 
-    python benchmarks/hard_cases.py [--lines TEXT] [--seeds 9000:9020] [--methods newton,auto,...]
-    python benchmarks/hard_cases.py --counts            the head count of generic layers, m = 1..8
-    python benchmarks/hard_cases.py --merge PART.json ...  take over runs made elsewhere
-    python benchmarks/hard_cases.py --table             print what the JSON holds
+    python benchmarks/studies/hard_cases.py
+        [--lines TEXT] [--seeds 9000:9020] [--methods newton,auto,...]
+        --counts               the head count of generic layers, m = 1..8
+        --merge PART.json ...  take over runs made elsewhere
+        --table                print what the JSON holds
 
-The lines are in hard_lines.py; --lines picks one, or those whose
-name holds the text. "newton" is told the
-number of heads, "auto" is not; both are the estimator with all its defaults. They count as exact
-when every parameter of the canonical form is right to 1e-10 (relative, as `mha.compare` says), or
-with two tokens, where layers have twins, the function on fresh inputs. Peers are told the number of
-heads, know nothing of ranks, start anew for ten seconds, and count as exact at 1e-6.
+The lines are in hard_lines.py; --lines picks one, or those whose name holds the text. "newton" is
+told the number of heads, "auto" is not; both are the estimator with its defaults. They are exact
+when every parameter of the canonical form is right to 1e-10 (relative: `mha.compare`), or with
+two tokens, where other layers are the same function, the function on fresh inputs. Peers are
+told the number of heads, know nothing of ranks, start anew for ten seconds, and count as exact at
+1e-6.
 """
 
 import math
+import sys
 import time
 from collections import defaultdict
 from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
 import numpy as np
-from cases import Descend, descend_again
-from dense_peers import optimistix_descent, scipy_descent
-from hard_lines import LINES, Draw, HardCase
-from ledger import Record, finite, opened, study
-from peers import annealed_adam, optax_lbfgs
 
 import mhalearn as mha
+from benchmarks.cases import Descend, descend_again
+from benchmarks.hard_lines import LINES, Draw, HardCase
+from benchmarks.ledger import Record, finite, opened, study
+from benchmarks.peers.dense_peers import optimistix_descent, scipy_descent
+from benchmarks.peers.peers import annealed_adam, optax_lbfgs
 
 LIMIT = 120.0  # seconds a fit
 PEER_LIMIT = 10.0

@@ -1,10 +1,10 @@
 """How close to the counting limit layers are recovered: the solver beside its peers.
 
-    python benchmarks/frontier.py --shape 2,8,4 --scale 6 --ratio 1.25 [--seeds 7000:7020]
-    python benchmarks/frontier.py --methods "newton,Adam,Adam + ridge,L-BFGS,..."
-    python benchmarks/frontier.py --scalar              six heads, one output a token
-    python benchmarks/frontier.py --merge PART.json ... take over runs made elsewhere
-    python benchmarks/frontier.py --table               print what the JSON holds
+    python benchmarks/studies/frontier.py --shape 2,8,4 --scale 6 --ratio 1.25 [--seeds 7000:7020]
+    python benchmarks/studies/frontier.py --methods "newton,Adam,Adam + ridge,L-BFGS,..."
+    python benchmarks/studies/frontier.py --scalar              six heads, one output a token
+    python benchmarks/studies/frontier.py --merge PART.json ... take over runs made elsewhere
+    python benchmarks/studies/frontier.py --table               print what the JSON holds
 
 A teacher counts as recovered when every parameter is right: to 1e-6 before and 1e-10 after polish,
 for every method. Nothing is told about it but the number of heads. The solver has at most 16 starts
@@ -14,16 +14,20 @@ counts. The ratio is that of the examples after rounding up. Each record says on
 
 import argparse
 import math
+import sys
 from collections import defaultdict
 from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
 import numpy as np
-from cases import Case, Method, case_at, with_restarts
-from dense_peers import optimistix_descent, scipy_descent, unless_too_large
-from ledger import Ledger, Record, finite, opened, study
-from peers import annealed_adam, optax_lbfgs, tuned_adam
 
 import mhalearn as mha
+from benchmarks.cases import Case, Method, case_at, with_restarts
+from benchmarks.ledger import Ledger, Record, finite, opened, study
+from benchmarks.peers.dense_peers import optimistix_descent, scipy_descent, unless_too_large
+from benchmarks.peers.peers import annealed_adam, optax_lbfgs, tuned_adam
 from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn.learners.newton import learn
 from mhalearn.run.run import Run
