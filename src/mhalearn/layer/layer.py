@@ -228,6 +228,24 @@ class AttentionLayer:
         metadata = self.metadata | {"kind": "layer", "causal": str(self.causal).lower()}
         storage.write_tensors(path, tensors, metadata)
 
+    def export(self, path: str | Path) -> None:
+        """Write the layer as a program, a .jaxexport file, that runs without this package.
+
+        X (n, k, d) in float64, for any n and k; biases and mask are part of it. It is not for
+        sequences of different lengths, and works on all of X at once. To run it, with jax and
+        flatbuffers alone (`import jax.export`):
+
+            program = jax.export.deserialize(Path("layer.jaxexport").read_bytes())
+            with jax.enable_x64(True):
+                Y = program.call(X)
+
+        JAX reads such files for some months after the version that wrote them; `save` is for
+        keeping. Written atomically, by `jax.export`: needs the extra mhalearn[export].
+        """
+        from mhalearn.layer.export import export_layer
+
+        export_layer(self, path)
+
 
 def load_layer(path: str | Path) -> AttentionLayer:
     """Read a layer that `AttentionLayer.save` wrote."""
