@@ -40,8 +40,8 @@ from mhalearn.run.checkpoint import Checkpoint
 from mhalearn.run.events import Event
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import polish_on
 from mhalearn.solvers.merge_heads import reduce_heads
+from mhalearn.solvers.polish import polish_on
 from mhalearn.solvers.streaming_bfgs import fit_streamed
 
 # Heads to have room for where their number is open and their rank is not known.
@@ -278,7 +278,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         layer = learned.layer
         if self.polish and learned.outcome is Outcome.FITTED:
             run, architecture = self._run, self._architecture
-            layer, loss = polish_on(fitted, layer, architecture, run)
+            layer, loss, _ = polish_on(fitted, layer, architecture, run)
             layer, _ = reduce_heads(layer, loss, fitted, architecture, run)
         return layer.replace(metadata=self._metadata(fitted.n))
 
@@ -361,13 +361,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Under noise what was held out, or left where it is, is worth more fitted."""
         examples, part = parts.every, parts.working
         architecture, run, told = self._architecture, self._run, ""
-        layer, _ = polish_on(part, layer, architecture, run)
+        layer = polish_on(part, layer, architecture, run).layer
         if parts.has_more:
             streamed = fit_streamed(layer, examples, part, architecture, run)
             if streamed is not None:
                 layer = streamed
             elif examples.in_memory:
-                layer, _ = polish_on(examples, layer, architecture, run)
+                layer = polish_on(examples, layer, architecture, run).layer
             else:
                 examples, told = part, f"; estimated from {part.n} of {examples.n} examples"
         layer = layer.replace(metadata=self._metadata(examples.n))

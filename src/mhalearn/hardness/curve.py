@@ -25,7 +25,7 @@ from mhalearn.learners.protocol import Learner
 from mhalearn.learners.registry import find_learner, list_learners
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import polish_on
+from mhalearn.solvers.polish import polish_on
 
 # Relative squared error on fresh inputs that counts as learned; who ignores the secret makes 1/2.
 LEARNED = 0.01
@@ -106,7 +106,7 @@ def _learn(
         found = learner.learn(examples, architecture, run, find_options(learner, None))
         if found.outcome is not Outcome.FITTED:
             return found.layer, found.outcome
-        return polish_on(examples, found.layer, architecture, run)[0], found.outcome
+        return polish_on(examples, found.layer, architecture, run).layer, found.outcome
 
 
 def tells(layer: AttentionLayer, secret: Secret, seed: int = 0) -> bool:

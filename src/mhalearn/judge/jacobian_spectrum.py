@@ -16,6 +16,7 @@ from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.attention import LinearFit, attend, design_matrix
 from mhalearn.layer.batches import Chunk
+from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 from mhalearn.solvers.variable_projection import DENSE_LIMIT, reduced_normal_matrix
@@ -93,7 +94,7 @@ def measure_spectrum(
     architecture = architecture or layer.architecture
     if layer.n_heads * architecture.query_dim * layer.d > DENSE_LIMIT:
         return None
-    problem = make_problem(examples, architecture.with_heads(layer.n_heads))
+    problem = make_problem(examples, Dense(architecture.with_heads(layer.n_heads)))
     theta = problem.theta(layer)
     found = _moments(jnp.asarray(theta), jnp.asarray(problem.w(layer)), problem.data)
     moments = jax.tree.map(np.asarray, replicate(found))

@@ -13,7 +13,7 @@ from mhalearn._runtime.types import Float64
 from mhalearn._runtime.validation import check_count
 
 if TYPE_CHECKING:
-    from mhalearn.layer.layer import AttentionLayer
+    from mhalearn.layer.base import Layer
 
 # A singular value this far below the largest does not count for the rank.
 _RANK = 1e-9
@@ -173,10 +173,14 @@ class Architecture:
         inside = self._count(span).total / (rows * span)
         return float(max(everything, inside, unknowns.attention / about_attention))
 
-    def contains(self, layer: AttentionLayer) -> bool:
+    def contains(self, layer: Layer) -> bool:
         """Whether a layer belongs to this class: sizes, mask, biases, and ranks up to rounding."""
+        from mhalearn.layer.layer import AttentionLayer
+
         sizes = (layer.d, layer.out_dim, layer.causal) == (self.d, self.outputs, self.causal)
         heads = self.n_heads is None or layer.n_heads == self.n_heads
+        if not isinstance(layer, AttentionLayer):  # of a kind of its own
+            return layer.architecture == self
         biases = self.bias or (layer.key_vector is None and layer.out_bias is None)
         return (
             sizes

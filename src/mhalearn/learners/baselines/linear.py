@@ -32,7 +32,7 @@ from mhalearn.learners.options import LinearOptions
 from mhalearn.run.checkpoint import to_arrays
 from mhalearn.run.outcome import Candidate
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import relative_error
+from mhalearn.solvers.polish import relative_error
 
 _DEFAULTS = LinearOptions()
 # Norms of Theta_i tried when the student is read as a softmax layer, in units where a token's

@@ -12,6 +12,7 @@ from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.builtin import ChenLi
 from mhalearn.learners.chen_li.body_shape import BodyShape, fit_shape
@@ -284,7 +285,7 @@ def search_phase(
     sizes = [min(size, examples.n - spared) for size in sizes]
     chosen = examples.subset(slice(0, sizes[1] + spared))
     coarse, fine, select = (
-        make_problem(chosen.subset(part), architecture)
+        make_problem(chosen.subset(part), Dense(architecture))
         for part in (slice(0, sizes[0]), slice(0, sizes[1]), slice(sizes[1], None))
     )
 

@@ -11,6 +11,7 @@ from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
 from mhalearn.data.label_precision import label_precision
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.dense import Dense
 from mhalearn.learners.newton.annealing import LAST_STRENGTH, anneal_first_order
 from mhalearn.learners.newton.continuation import (
     Task,
@@ -29,13 +30,14 @@ from mhalearn.run.checkpoint import generator_from, generator_words
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import (
-    MAX_FINISHING_UNKNOWNS,
+    DIRECT,
+    ITERATIVE,
     State,
-    init_state,
-    max_direct_unknowns,
-    polish,
+    StepOptions,
+    init_dense,
     reset_damping,
 )
+from mhalearn.solvers.polish import MAX_FINISHING_UNKNOWNS, max_direct_unknowns, polish
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 _DEFAULTS = NewtonOptions()
@@ -70,13 +72,13 @@ def learn(
     def with_heads(count: int, rounds: tuple[Round, ...] | None = None) -> Candidate:
         asked = architecture.with_heads(count)
         train, select = split_for_selection(examples, asked, run.seed)
-        problem = make_problem(train, asked)
+        problem = make_problem(train, Dense(asked))
         selection = ModelSelection(problem, select, run)
         ratio = train.n / examples.counting_limit(asked)
         scarce = ratio <= options.scarce_ratio
         rounds = rounds or (options.scarce if scarce else options.plenty)
         if start is not None and start.n_heads == count:
-            selection.offer(polish(start, problem, run)[0])
+            selection.offer(polish(start, problem, run).layer)
         descend = partial(
             run_rounds,
             selection=selection,
@@ -87,7 +89,7 @@ def learn(
         )
         few = sketch_size(train, asked, options)
         if few < train.n:
-            part = make_problem(train.subset(slice(0, few)), asked)
+            part = make_problem(train.subset(slice(0, few)), Dense(asked))
             descend(part, rounds[:1], stage="sketch")
         return selection.candidate(descend(problem, rounds))
 
@@ -128,7 +130,6 @@ def run_rounds(
         selection.offer(problem.zero_layer(n_heads))
         return Outcome.FITTED
     scales = estimate_scales(problem)
-    unknowns = n_heads * problem.query_dim * problem.d
 
     def done() -> bool:
         return selection.loss < exact or run.is_over()
@@ -144,8 +145,7 @@ def run_rounds(
             problem,
             run,
             selection.offer_starts,
-            direct=number > 0 and unknowns <= max_direct_unknowns(),
-            single=number == 0,
+            options=_choose_steps(number, problem),
             show=selection.show_starts,
         )
         theta = random_starts(problem, round_.n_starts, run.seed, number)
@@ -194,7 +194,7 @@ def run_round(
                 theta, problem, task.run, scales, round_.first_order_steps, stage=name
             )
         state = anneal(
-            init_state(moved, problem), task, scales, _anneal_ridges(round_), stage=stage
+            init_dense(moved, problem), task, scales, _anneal_ridges(round_), stage=stage
         )
         return Hopping(
             0, 0, state, scales, release_ridge(state, scales, stage), generator_words(rng)
@@ -203,7 +203,7 @@ def run_round(
     def hop(now: Hopping, name: str) -> Hopping:
         rng = generator_from(now.rng)
         scales = rescale_prior(now.scales, now.state, round_.prior)
-        fresh = init_state(exchange_heads(now.state, rng), problem)
+        fresh = init_dense(exchange_heads(now.state, rng), problem)
         trial = anneal(fresh, task, scales, _hop_ridges(round_), stage=name)
         ridge = ridge_at(round_.final_ridge, scales, problem)
         state, any_better, lowest = keep_better(now.state, trial, ridge)
@@ -212,7 +212,7 @@ def run_round(
         idle = 0 if any_better else now.idle + 1
         return Hopping(now.hop + 1, idle, state, scales, now.losses, generator_words(rng))
 
-    begun = init_state(theta, problem)
+    begun = init_dense(theta, problem)
     nothing = Hopping(0, 0, begun, scales, np.asarray(begun.loss), generator_words(rng))
     now: Hopping | None = checkpoint.recall("hops", like=nothing)
     if now is None:
@@ -243,6 +243,16 @@ def _hop_ridges(round_: Round) -> NDArray[np.float64]:
 def _release_ridges(round_: Round) -> NDArray[np.float64]:
     """From the end of the continuation to hardly any ridge."""
     return np.geomspace(round_.final_ridge, 1e-5, round_.release_steps + 1)[1:]
+
+
+def _choose_steps(number: int, problem: Problem) -> StepOptions:
+    """The first round looks quickly; where unknowns are few, later ones take direct steps."""
+    if number == 0:
+        return StepOptions(single=True)
+    architecture = problem.architecture
+    unknowns = architecture.heads * architecture.query_dim * architecture.d
+    few = unknowns <= max_direct_unknowns() and architecture.head_dim is None
+    return DIRECT if few else ITERATIVE
 
 
 def found_twice(losses: list[float], same: float = _DEFAULTS.same_minimum) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 
 from mhalearn._runtime.devices import broadcast_from_first
@@ -12,7 +13,7 @@ from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.checkpoint import to_arrays
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import State
+from mhalearn.solvers.gauss_newton import State, layer_of
 from mhalearn.solvers.scaled_problem import Problem
 
 
@@ -57,9 +58,11 @@ class ModelSelection:
         return broadcast_from_first(float(np.sum(wrong**2)) / self._energy)
 
     def _layers(self, state: State) -> Iterator[AttentionLayer]:
-        for theta, w in zip(np.asarray(state.theta), np.asarray(state.w), strict=True):
-            if np.isfinite(theta).all() and np.isfinite(w).all():
-                yield self._problem.layer(theta, w)
+        finite = np.isfinite(np.asarray(state.loss))
+        for leaf in jax.tree.leaves(state.params):
+            finite &= np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)
+        for start in np.flatnonzero(finite):
+            yield layer_of(state, int(start), self._problem)
 
 
 def split_for_selection(
