@@ -18,6 +18,7 @@ from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.hardness.families import Secret, hard_layer
+from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
 from mhalearn.learners.options import find_options
@@ -98,7 +99,7 @@ def measure_cost(
 
 def _learn(
     cell: Cell, examples: Examples, seed: int, budget: float
-) -> tuple[AttentionLayer, Outcome]:
+) -> tuple[Layer, Outcome]:
     """Learner and polish alone: nothing is certified, which would take longer than to learn."""
     run, architecture = Run(budget, seed=seed), examples.architecture(cell.n_heads)
     learner: Learner = find_learner(cell.method)
@@ -109,12 +110,12 @@ def _learn(
         return polish_on(examples, found.layer, architecture, run).layer, found.outcome
 
 
-def tells(layer: AttentionLayer, secret: Secret, seed: int = 0) -> bool:
+def tells(layer: Layer, secret: Secret, seed: int = 0) -> bool:
     """Whether the layer's outputs change most with just the secret's coordinates."""
     return read_coordinates(layer, len(secret.coordinates), seed) == secret.coordinates
 
 
-def read_coordinates(layer: AttentionLayer, count: int, seed: int = 0) -> tuple[int, ...]:
+def read_coordinates(layer: Layer, count: int, seed: int = 0) -> tuple[int, ...]:
     """The coordinates, except 0, with the most influence on the outputs of both tokens."""
     x = sample_inputs("boolean", _FRESH, 2, layer.d, seed=30_000 + seed)
     before = layer(x)

@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from mhalearn.run.run import Run
 
 
+class _SoftmaxOnly(Learner):
+    """A learner that is written for softmax heads, by their matrices."""
+
+    def supports(self, architecture: Architecture) -> str | None:
+        if architecture.attention is None:
+            return None
+        return f"method {self.name!r} learns softmax heads and no other attention; use newton"
+
+
 class Newton(Learner):
     """The exact solver: random starts, ridge continuation, Gauss-Newton, model selection."""
 
@@ -41,7 +50,7 @@ class Newton(Learner):
         return learn(examples, architecture, run, options)
 
 
-class ChenLi(Learner):
+class ChenLi(_SoftmaxOnly):
     """The six phases of Chen & Li, which end where polish begins."""
 
     name = "sculpt"
@@ -56,7 +65,7 @@ class ChenLi(Learner):
         for name in ("bias", "causal", "head_dim"):
             if given := getattr(architecture, name):
                 return f"{name}={given}: the paper's phases do not know it; use newton"
-        return None
+        return super().supports(architecture)
 
     def learn(
         self, examples: Examples, architecture: Architecture, run: Run, options: ChenLiOptions
@@ -66,7 +75,7 @@ class ChenLi(Learner):
         return learn(examples, architecture, run, options)
 
 
-class Adam(Learner):
+class Adam(_SoftmaxOnly):
     """Adam on all parameters at once, from several random starts."""
 
     name = "adam"
@@ -82,7 +91,7 @@ class Adam(Learner):
         return learn(examples, architecture, run, options)
 
 
-class Lbfgs(Learner):
+class Lbfgs(_SoftmaxOnly):
     """L-BFGS on all parameters at once, from several random starts."""
 
     name = "lbfgs"
@@ -98,7 +107,7 @@ class Lbfgs(Learner):
         return learn(examples, architecture, run, options)
 
 
-class Linear(Learner):
+class Linear(_SoftmaxOnly):
     """A linear-attention student read as a softmax layer: exact for none, a start for polish."""
 
     name = "linear"

@@ -24,7 +24,7 @@ class Run:
         on_event: Listener | None = None,
         *,
         seed: int = 0,
-        start: AttentionLayer | None = None,
+        start: Layer | None = None,
     ) -> None:
         self.seed = seed
         self.start = start
