@@ -30,7 +30,6 @@ from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation
 from mhalearn.solvers.cg import CGResult, conjugate_gradients
 from mhalearn.solvers.normal_equations import curvature
-from mhalearn.solvers.polish import parametrise
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 # A share of a random change that is rounding. One open direction among a million shows a share of
@@ -78,7 +77,7 @@ def run_rank_test(
         count = int(min(examples.n, np.ceil(enough * limit)))
         return make_problem(examples.subset(np.sort(order[:count])), kind), count
 
-    problem, count = prepare(parametrise(architecture))
+    problem, count = prepare(architecture.parametrisation())
     kind = problem.parametrisation
     at = kind.from_layer(layer, problem.units)
     if isinstance(kind, Factored) and not kind.has_full_rank(at, layer, problem.units):

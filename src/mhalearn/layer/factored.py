@@ -16,6 +16,7 @@ from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
 from mhalearn.layer.batches import Chunk
+from mhalearn.layer.dense import DenseHeads
 from mhalearn.layer.layer import AttentionLayer, group_heads
 from mhalearn.layer.parametrisation import Parametrisation
 from mhalearn.layer.units import Units
@@ -99,6 +100,12 @@ class Factored(Parametrisation):
         outputs += jnp.einsum("brmh,mhe->bre", at.mixed, step.out)
         return outputs * chunk.weight[..., None]
 
+    def invariants(self, params: Factors) -> DenseHeads:
+        """Theta and the stacked W, which no change of basis inside a pair of factors moves."""
+        theta = jnp.einsum("mqh,mdh->mqd", params.query, params.key)
+        w = jnp.einsum("mdh,mhe->mde", params.value, params.out)
+        return DenseHeads(theta, jnp.concatenate([w.reshape(-1, w.shape[-1]), params.bias]))
+
     def to_layer(self, params: Factors, units: Units) -> AttentionLayer:
         query, key, value, out, bias = (np.asarray(part, np.float64) for part in params)
         w = (value @ out).reshape(-1, self.architecture.outputs)
@@ -117,11 +124,12 @@ class Factored(Parametrisation):
         parts = query, np.swapaxes(key, 1, 2), value, out, w[m * d :]
         return Factors(*map(jnp.asarray, parts))
 
-    def has_full_rank(self, params: Factors, layer: AttentionLayer, units: Units) -> bool:
+    def has_full_rank(self, params: Factors, layer: Layer, units: Units) -> bool:
         """Whether balanced factors make the layer, with no column of them near zero.
 
         Only then do changes of the factors make all changes of heads of their rank.
         """
+        assert isinstance(layer, AttentionLayer)
         made, bias = self.to_layer(params, units), self.architecture.bias
         for matrices, others in (
             (units.theta(layer, bias), units.theta(made, bias)),

@@ -81,6 +81,10 @@ class Parametrisation(ABC):
         """The nearest parameters of this class, after a step along its tangent space."""
         return params
 
+    def invariants(self, params: Params) -> Params:
+        """What a layer determines of its parameters: by default all of them."""
+        return params
+
     def term_sizes(self, params: Params, chunk: Chunk) -> Float[Array, "b k e"]:
         """Sizes of the terms that outputs are sums of, which tell how far rounding may go."""
         return jnp.abs(self.outputs(params, chunk))

@@ -209,7 +209,7 @@ def _step(
 def update_damping(damping: Float[Array, ""], gain_ratio: Float[Array, ""]) -> Float[Array, ""]:
     """Levenberg-Marquardt update by the ratio of actual to predicted reduction.
 
-    A step that was rejected (or not finite) raises the damping; one that kept its promise lowers it.
+    A step that was rejected, or is not finite, raises the damping; one near its model lowers it.
     """
     factor = jnp.where(gain_ratio > 0.25, 0.2, 1.0)
     factor = jnp.where(gain_ratio > 0, factor, 20.0)

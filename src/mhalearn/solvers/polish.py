@@ -31,7 +31,7 @@ from mhalearn.solvers.scaled_problem import Problem, make_problem
 # Unknowns of Theta up to which a few direct steps are worth their price, to finish what is nearly
 # exact: of a loss below the second number.
 MAX_FINISHING_UNKNOWNS, _NEARLY = 2048, 1e-10
-# Below this loss steps converge fast, and one that leaves more than this part of it was too inexact.
+# Below this loss steps converge fast, and one that leaves more than this part of it was inexact.
 _NEAR, _LITTLE = 1e-6, 0.1
 
 
@@ -54,11 +54,6 @@ class Minimum(NamedTuple):
     params: Params
     loss: float
     converged: bool
-
-
-def parametrise(architecture: Architecture) -> Parametrisation:
-    """How layers of an architecture are polished: by factors where their rank is low."""
-    return Factored(architecture) if architecture.is_low_rank else Dense(architecture)
 
 
 def polish(
@@ -150,13 +145,11 @@ def polish_on(
     layer: Layer,
     architecture: Architecture,
     run: Run,
-    parametrisation: Parametrisation | None = None,
 ) -> Polished:
     """`polish` on examples within an architecture; what already fits to rounding stays as it is,
     where heads are moved by their factors."""
-    if parametrisation is None:
-        architecture = architecture.with_heads(layer.n_heads)
-        parametrisation = parametrise(architecture)
+    architecture = architecture.with_heads(layer.n_heads)
+    parametrisation = architecture.parametrisation()
     if isinstance(parametrisation, Factored) and architecture.contains(layer):
         loss = relative_error(layer, examples)
         if loss < ROUNDING:

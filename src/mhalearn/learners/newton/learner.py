@@ -26,6 +26,7 @@ from mhalearn.learners.newton.factored import learn_factored
 from mhalearn.learners.newton.head_count import choose_heads
 from mhalearn.learners.newton.head_exchange import exchange_heads, keep_better, rescale_prior
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
+from mhalearn.learners.newton.parametrised import learn_parametrised
 from mhalearn.learners.newton.starts import Scales, estimate_scales, random_starts
 from mhalearn.run.checkpoint import generator_from, generator_words
 from mhalearn.run.outcome import Candidate, Outcome
@@ -154,6 +155,8 @@ def learn(
         candidate = run.once(f"{count} heads, {'patient' if patient else 'brief'}", work)
         return candidate, candidate.loss
 
+    if architecture.attention is not None:
+        return learn_parametrised(examples, architecture, exact, run)
     if architecture.prefers_factors:
         return learn_factored(examples, architecture, exact, run, start)
     if architecture.n_heads is None:
