@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ class Layer(ABC):
         """Those numbers, in the user's units."""
 
     @abstractmethod
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Layer:
         """A copy with some constructor arguments changed."""
 
     @abstractmethod
@@ -158,7 +158,7 @@ class ParametrisedLayer(Layer):
         shapes = ", ".join(f"{name}{leaf.shape}" for name, leaf in self._params.items())
         return f"ParametrisedLayer({type(self._parametrisation).__name__}, {shapes})"
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> ParametrisedLayer:
         kept: dict[str, Any] = {"metadata": self.metadata, "seen": self.seen}
         kept["params"] = self._params
         return type(self)(self._parametrisation, **(kept | changes))

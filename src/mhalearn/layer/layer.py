@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -119,7 +119,7 @@ class AttentionLayer(Layer):
         shape = f"n_heads={self.n_heads}, d={self.d}, out_dim={self.out_dim}"
         return f"AttentionLayer({', '.join([shape, *extras])})"
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> AttentionLayer:
         """A copy with some constructor arguments changed; other parameters drop the factors."""
         parameters = ("theta", "w", "key_vector", "out_bias")
         names = (*parameters, "causal", "metadata", "seen", "factors")

@@ -1,7 +1,7 @@
 """Descend from a layer until nothing improves."""
 
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -41,13 +41,10 @@ def max_direct_unknowns() -> int:
     return 512 if jax.default_backend() == "cpu" else MAX_FINISHING_UNKNOWNS
 
 
-AnyLayer = TypeVar("AnyLayer", bound=Layer)
-
-
-class Polished(NamedTuple, Generic[AnyLayer]):
+class Polished(NamedTuple):
     """A layer, its loss, and whether descent ended because nothing improved."""
 
-    layer: AnyLayer
+    layer: Any  # of the kind that was given
     loss: float  # relative squared error
     converged: bool
 
@@ -61,13 +58,13 @@ class Minimum(NamedTuple):
 
 
 def polish(
-    layer: AnyLayer,
+    layer: Layer,
     problem: Problem,
     run: Run,
     *,
     stage: str = "polish",
     max_steps: int = 200,
-) -> Polished[AnyLayer]:
+) -> Polished:
     """Descend from a layer until nothing improves.
 
     Trust: a stationary point of the training loss, to rounding. Not a certificate.
@@ -147,10 +144,10 @@ def _is_worth(last: StepOptions, options: StepOptions, loss: float) -> bool:
 
 def polish_on(
     examples: Examples,
-    layer: AnyLayer,
+    layer: Layer,
     architecture: Architecture,
     run: Run,
-) -> Polished[AnyLayer]:
+) -> Polished:
     """`polish` on examples within an architecture; what already fits to rounding stays as it is,
     where heads are moved by their factors."""
     architecture = architecture.with_heads(layer.n_heads)
