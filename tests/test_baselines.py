@@ -210,7 +210,7 @@ def _linear_student_loss(examples, problem, theta, w):
     x, y, lengths = examples.arrays()
     d, wrong, right = examples.d, 0.0, 0.0
     for tokens, labels, length in zip(
-        x / problem.x_scale, y / problem.y_scale, lengths, strict=True
+        x / problem.units.x_scale, y / problem.units.y_scale, lengths, strict=True
     ):
         seen = tokens[:length]
         mean = seen.mean(axis=0)

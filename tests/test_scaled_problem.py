@@ -57,7 +57,7 @@ def test_units_are_powers_of_two_near_the_data_and_change_back_exactly(x_scale, 
     examples = make_examples(layer, 5, x_scale=x_scale, y_scale=y_scale)
     problem = make_problem(examples, 2, bias=bias, causal=False)
     x, y, _ = examples.arrays()
-    for scale, array in ((problem.x_scale, x), (problem.y_scale, y)):
+    for scale, array in ((problem.units.x_scale, x), (problem.units.y_scale, y)):
         assert math.frexp(scale)[0] == 0.5
         assert 0.7 < np.sqrt(np.mean(array**2)) / scale < 1.42
     back = problem.layer(problem.theta(layer), problem.w(layer))
@@ -82,7 +82,7 @@ def test_a_layer_in_solver_units_has_the_residual_it_has_outside():
     wrong = residual(jnp.asarray(problem.theta(mine)), jnp.asarray(problem.w(mine)), chunk)
     assert float(jnp.sum(wrong**2)) / problem.energy == pytest.approx(expected, rel=1e-12)
     np.testing.assert_allclose(
-        problem.energy * problem.y_scale**2, np.sum(y.astype(np.float64) ** 2), rtol=1e-13
+        problem.energy * problem.units.y_scale**2, np.sum(y.astype(np.float64) ** 2), rtol=1e-13
     )
 
 
@@ -98,7 +98,7 @@ def test_an_absent_bias_is_zero_in_solver_units():
 def test_zero_labels_have_a_unit_too():
     x = sample_inputs("boolean", 5, 3, 4, seed=1)
     problem = make_problem(Examples(x, np.zeros((5, 3, 4))), 1, bias=False, causal=False)
-    assert (problem.x_scale, problem.y_scale, problem.energy) == (1.0, 1.0, 0.0)
+    assert (problem.units.x_scale, problem.units.y_scale, problem.energy) == (1.0, 1.0, 0.0)
 
 
 @in_float64
@@ -140,7 +140,7 @@ def test_every_example_is_in_exactly_one_chunk(monkeypatch):
         problem = make_problem(examples, HEADS, bias=False, causal=False)
         counted = np.asarray(problem.data.weight).reshape(-1, K).all(axis=1)
         tokens = np.asarray(problem.data.tokens).reshape(-1, K, D)
-        np.testing.assert_array_equal(tokens[counted] * problem.x_scale, x)
+        np.testing.assert_array_equal(tokens[counted] * problem.units.x_scale, x)
         chunks, size = problem.data.tokens.shape[:2]
         assert chunks == 1 or size * K * (HEADS * D) ** 2 <= max(workspace, K * (HEADS * D) ** 2)
 

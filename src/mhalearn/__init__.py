@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mhalearn.judge.jacobian_check import check_jacobian
     from mhalearn.judge.nondegeneracy import check_nondegeneracy
     from mhalearn.judge.solution import Solution
+    from mhalearn.layer.architecture import Architecture
     from mhalearn.layer.comparison import Comparison, compare
     from mhalearn.layer.layer import AttentionLayer, load_layer
     from mhalearn.layer.random_layers import random_layer
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 from mhalearn.run.outcome import Outcome
 
 _HOMES = {
+    "Architecture": "layer.architecture",
     "AttentionLayer": "layer.layer",
     "AttentionRegressor": "estimator",
     "Certificate": "judge.certificate",
@@ -50,6 +52,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Architecture",
     "AttentionLayer",
     "AttentionRegressor",
     "Certificate",

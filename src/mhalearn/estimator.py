@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -23,7 +23,7 @@ from mhalearn._runtime.version import __version__
 from mhalearn.data import Examples, Survey, as_examples, check_sizes
 from mhalearn.data.input_information import Information, measure_information
 from mhalearn.data.label_precision import label_precision
-from mhalearn.judge.certificate import Certificate, certify, has_rank, refitted
+from mhalearn.judge.certificate import Certificate, certify, refitted
 from mhalearn.judge.solution import Solution
 from mhalearn.judge.verdict import Evidence, check_all_examples, is_noise_without_outliers, judge
 from mhalearn.layer.layer import AttentionLayer
@@ -36,8 +36,8 @@ from mhalearn.run.checkpoint import Checkpoint
 from mhalearn.run.events import Event
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import polish_on
 from mhalearn.solvers.merge_heads import reduce_heads
+from mhalearn.solvers.polish import polish_on
 from mhalearn.solvers.streaming_bfgs import fit_streamed
 
 LEARNERS: dict[str, Callable[..., Candidate]] = {
@@ -125,13 +125,20 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Memory: of more than `Examples.working_set_size` a random working set of that many is held,
         to learn from, to polish and to certify; all others are read in passes, a block at a time.
-        Method "sculpt" learns from all. In the end every example counts: one that contradicts the layer
-        is told, and under noise the layer is fitted to all.
+        Method "sculpt" learns from all. In the end every example counts: one that contradicts the
+        layer is told, and under noise the layer is fitted to all.
         """
         examples = as_examples(X, Y, lengths)
         check_settings(self, examples)
         with Progress(enabled=bool(self.progress) and is_first()) as progress:
-            self._run = Run(self.max_seconds, self._listener(progress))
+            seed = int(self.random_state)
+            self._run = Run(self.max_seconds, self._listener(progress), seed=seed)
+            self._architecture = examples.architecture(
+                None if isinstance(self.n_heads, str) else int(self.n_heads),
+                head_dim=None if self.head_dim is None else int(self.head_dim),
+                bias=bool(self.bias),
+                causal=bool(self.causal),
+            )
             examples, part, survey = self._gather(examples)
             check_sizes(survey)
             self._seen = survey.hashes
@@ -190,10 +197,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _gather(self, examples: Examples) -> tuple[Examples, Examples, Survey]:
         """The examples, in memory if they are few; the working set, or all; and their survey."""
-        heads = self.n_heads
-        if isinstance(heads, str):
-            heads = _PLAUSIBLE if self.head_dim is None else -(-examples.d // self.head_dim)
-        count = examples.working_set_size(heads, self.bias, self.head_dim)
+        plausible = self._architecture
+        if plausible.n_heads is None:
+            any_rank = plausible.head_dim is None
+            plausible = plausible.with_heads(_PLAUSIBLE if any_rank else plausible.usual_heads())
+        count = examples.working_set_size(plausible)
         if count == examples.n:
             examples = examples if examples.in_memory else examples.subset(slice(None))
             return examples, examples, examples.survey()
@@ -239,9 +247,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         inputs are neither more equations nor a test of what was fitted.
         """
         unit = label_precision(part).unit
-        information = measure_information(part, bias=self.bias, causal=self.causal, precision=unit)
-        heads = 1 if isinstance(self.n_heads, str) else self.n_heads
-        limit = part.counting_limit(heads, self.bias, self.head_dim)
+        information = measure_information(part, self._architecture, precision=unit)
+        limit = part.counting_limit(self._architecture.with_heads(self._architecture.n_heads or 1))
         groups = int(information.group_of.max()) + 1
         count = min(max(2, groups // 8), 1024)
         if groups - count < 1.5 * limit:
@@ -264,12 +271,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         learn = partial(
             LEARNERS[self._method],
             given,
-            n_heads=self.n_heads,
-            bias=self.bias,
-            causal=self.causal,
-            head_dim=self.head_dim,
-            seed=self.random_state,
-            run=self._run,
+            self._architecture,
+            self._run,
             **options,
         )
         return self._run.once("solution", learn)
@@ -278,16 +281,16 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The layer to be judged: polished and with no head too many, unless the learner failed."""
         layer = learned.layer
         if self.polish and learned.outcome is Outcome.FITTED:
-            run, head_dim = self._run, self.head_dim
-            layer, loss = polish_on(fitted, layer, run, bias=self.bias, head_dim=head_dim)
-            layer, _ = reduce_heads(layer, loss, fitted, run, head_dim=head_dim)
+            run, architecture = self._run, self._architecture
+            layer, loss, _ = polish_on(fitted, layer, architecture, run)
+            layer, _ = reduce_heads(layer, loss, fitted, architecture, run)
         return layer.replace(metadata=self._metadata(fitted.n))
 
     def _certify(self, layer: AttentionLayer, fitted: Examples, held: Examples) -> Certificate:
-        rank = self.head_dim
-        if rank is not None and not has_rank(layer, rank):  # a learner that does not keep to it
-            rank = None
-        certificate = certify(layer, held, learned_from=fitted, head_dim=rank)
+        architecture = self._architecture.with_heads(layer.n_heads)
+        if not architecture.contains(layer):  # a learner that does not keep to the rank
+            architecture = architecture.with_any_rank()
+        certificate = certify(layer, held, learned_from=fitted, architecture=architecture)
         self._run.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
         return certificate
 
@@ -301,10 +304,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         run = {
             "mhalearn": __version__,
             "method": self._method,
-            "n_heads": self.n_heads if isinstance(self.n_heads, str) else int(self.n_heads),
-            "head_dim": None if self.head_dim is None else int(self.head_dim),
-            "bias": bool(self.bias),
-            "causal": bool(self.causal),
+            **asdict(self._architecture),
             "polish": bool(self.polish),
             "random_state": int(self.random_state),
             "examples": blake2b(self._seen.tobytes(), digest_size=16).hexdigest(),
@@ -323,8 +323,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Outcome, str]:
         """The outcome by the examples' number, by how the learner ended, or by the verdict."""
         information = parts.information
-        asked = None if isinstance(self.n_heads, str) else self.n_heads
-        limit = parts.every.counting_limit(asked or layer.n_heads, self.bias, self.head_dim)
+        architecture = self._architecture
+        found = architecture.with_heads(layer.n_heads)
+        asked = architecture if architecture.n_heads is not None else found
+        limit = parts.every.counting_limit(asked)
         if information.examples < limit:
             return Outcome.TOO_FEW_EXAMPLES, (
                 f"the examples say as much as {information.examples:.3g} distinct ones; the "
@@ -340,36 +342,35 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             # The phases end short of the best fit, so what is left over says nothing of heads.
             error = self._run.best_loss
             return Outcome.FITTED, f"relative squared error {error:.1e} before polish"
-        about_attention = information.about_attention(layer, self.head_dim)
+        about_attention = information.about_attention(found)
         evidence = Evidence(
             layer,
-            asked_heads=asked,
+            architecture=architecture,
             fitted=parts.fitted,
             held=parts.held,
             certificate=certificate,
             information=information,
             equations=min(information.examples / limit, about_attention),
-            head_dim=self.head_dim,
         )
-        return judge(evidence, self._run, self.random_state)
+        return judge(evidence, self._run)
 
     def _refit(
         self, layer: AttentionLayer, certificate: Certificate, parts: _Parts
     ) -> tuple[AttentionLayer, Certificate, str]:
         """Under noise what was held out, or left where it is, is worth more fitted."""
         examples, part = parts.every, parts.working
-        head_dim, run, told = self.head_dim, self._run, ""
-        layer, _ = polish_on(part, layer, run, bias=self.bias, head_dim=head_dim)
+        architecture, run, told = self._architecture, self._run, ""
+        layer = polish_on(part, layer, architecture, run).layer
         if parts.has_more:
-            streamed = fit_streamed(layer, examples, part, run, head_dim=head_dim)
+            streamed = fit_streamed(layer, examples, part, architecture, run)
             if streamed is not None:
                 layer = streamed
             elif examples.in_memory:
-                layer, _ = polish_on(examples, layer, run, bias=self.bias, head_dim=head_dim)
+                layer = polish_on(examples, layer, architecture, run).layer
             else:
                 examples, told = part, f"; estimated from {part.n} of {examples.n} examples"
         layer = layer.replace(metadata=self._metadata(examples.n))
-        return layer, refitted(certificate, layer, examples, head_dim, part), told
+        return layer, refitted(certificate, layer, examples, architecture, part), told
 
     def _listener(self, progress: Progress) -> Callable[[Event], None]:
         def listen(event: Event) -> None:
@@ -396,7 +397,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The running trace belongs to the process; callbacks are the caller's to restore."""
         state = dict(super().__getstate__())
         state.pop("_run", None)
-        state.pop("_seen", None)
+        for name in ("_seen", "_architecture"):
+            state.pop(name, None)
         state["on_event"] = None
         return state
 

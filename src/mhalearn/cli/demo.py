@@ -55,7 +55,7 @@ def demo(out: Folder = Path("demo"), as_json: Json = False) -> int:
         and certificate.recovered
         and comparison.max_error <= 1e-10
     )
-    limit = examples.counting_limit(_HEADS)
+    limit = examples.counting_limit(examples.architecture(_HEADS))
     seconds = time.monotonic() - began
     if as_json:
         print_json(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,8 +70,7 @@ def generate(
     paths = make_folder(out, "examples.safetensors", "layer.safetensors")
     drawn.save(paths["examples"])
     teacher.save(paths["layer"])
-    bias = teacher.key_vector is not None or teacher.out_bias is not None
-    limit = drawn.counting_limit(teacher.n_heads, bias=bias, head_dim=rank)
+    limit = drawn.counting_limit(replace(teacher.architecture, head_dim=rank))
     if as_json:
         print_json(
             {
@@ -80,7 +80,7 @@ def generate(
             }
         )
     else:
-        flags = " --bias" * bias + " --causal" * teacher.causal
+        flags = " --bias" * teacher.architecture.bias + " --causal" * teacher.causal
         print_facts(
             {
                 "layer": f"{say_heads(teacher.n_heads)}, d = {teacher.d}: {paths['layer']}",

@@ -175,7 +175,7 @@ class Learned(NamedTuple):
     def in_words(self) -> dict[str, str]:
         estimator, certificate = self.estimator, self.estimator.certificate_
         n, d, heads = self.examples.n, self.examples.d, estimator.n_heads_
-        limit = self.examples.counting_limit(heads, estimator.bias, estimator.head_dim)
+        limit = self.examples.counting_limit(estimator.layer_.architecture)
         found = bool(estimator.layer_.w.any())  # a run may end before it has a layer
         facts = {
             "layer": (f"{say_heads(heads)}, d = {d}: " if found else "zeros: ")

@@ -40,6 +40,7 @@ from mhalearn.data.sources import (
     view_source,
 )
 from mhalearn.data.survey import Survey, survey_blocks
+from mhalearn.layer.architecture import Architecture
 from mhalearn.run.events import Event
 
 Indices = slice | ArrayLike
@@ -175,10 +176,7 @@ class Examples:
     @property
     def rows(self) -> int:
         """Tokens of all examples together, padding left out. Cost: the lengths are read."""
-        if not self.has_lengths:
-            return self.n * self.k
-        blocks = range(len(self._source.starts) - 1)
-        return sum(int(self._source.lengths(index).sum()) for index in blocks)
+        return int(self.lengths.sum()) if self.has_lengths else self.n * self.k
 
     @property
     def _entries(self) -> int:
@@ -272,15 +270,13 @@ class Examples:
         mine = self.mine()
         return _merged(survey_blocks(mine._chunks(1024), mine.n))
 
-    def working_set_size(
-        self, n_heads: int, bias: bool = False, head_dim: int | None = None
-    ) -> int:
+    def working_set_size(self, architecture: Architecture) -> int:
         """How many of the examples a learner needs in memory at most: its working set.
 
         All of them, or 64 times the counting limit, or as many as take 16 MiB as doubles if that is
         more.
         """
-        limit = self.counting_limit(n_heads, bias, head_dim)
+        limit = self.counting_limit(architecture)
         return int(min(self.n, max(_PLENTY * limit, _WORKING // self._entries)))
 
     def sample(self, count: int, seed: int) -> "Examples":
@@ -340,38 +336,28 @@ class Examples:
         """A 64-bit hash of each example's values; see `Survey`."""
         return self.survey().hashes
 
-    def counting_limit(
-        self, n_heads: int, bias: bool = False, head_dim: int | None = None
-    ) -> float:
-        """The number of examples below which no method can determine the layer: N_min.
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each example, or of any one, (1,), where all have k."""
+        if not self.has_lengths:
+            return np.array([self.k])
+        blocks = range(len(self._source.starts) - 1)
+        return np.concatenate([self._source.lengths(index) for index in blocks])
 
-        The largest of three counts of unknowns over scalars. All unknowns over the k e scalars of
-        an example; those of Theta over the k min(s, m (k - 1)) that speak about attention; and,
-        because outputs lie in a space of s = min(e, m rank(W)) dimensions, those left when that
-        space is known over the k s scalars inside it, which decides for narrow heads.
-        bias: key vectors and output bias are unknown too. head_dim: heads of that rank. Where
-        lengths differ, the scalars of an example are averaged over the examples' lengths.
-        """
-        m, d, e = check_count("n_heads", n_heads), self.d, self.out_dim
-        h = d if head_dim is None else check_count("head_dim", head_dim)
-        if h > d:
-            raise ValueError(f"head_dim={h}: a head of d = {d} features has rank at most {d}")
-        narrow = min(h, e)  # the rank of W_i; the formulas give d^2 and d e at full rank
-        of_theta = m * h * (2 * d - h)
-        inside = min(e, m * narrow)  # dimensions of the outputs, the bias apart
-        of_w, of_w_inside = (m * narrow * (d + width - narrow) for width in (e, inside))
-        of_bias, of_bias_inside = (m * h + width if bias else 0 for width in (e, inside))
-        lengths = np.array([self.k])
-        if self.has_lengths:
-            blocks = range(len(self._source.starts) - 1)
-            lengths = np.concatenate([self._source.lengths(index) for index in blocks])
-        rows = np.mean(lengths)
-        about_theta = np.mean(lengths * np.minimum(inside, m * (lengths - 1)))
-        if about_theta == 0:  # every example has one token: its attention is constant
-            return math.inf
-        everything = (of_theta + of_w + of_bias) / (rows * e)
-        within = (of_theta + of_w_inside + of_bias_inside) / (rows * inside)
-        return float(max(everything, within, of_theta / about_theta))
+    def architecture(
+        self,
+        n_heads: int | None = None,
+        *,
+        head_dim: int | None = None,
+        bias: bool = False,
+        causal: bool = False,
+    ) -> Architecture:
+        """A class of layers that could have made these examples, by its sizes."""
+        return Architecture(self.d, n_heads, head_dim, self.out_dim, bias, causal)
+
+    def counting_limit(self, architecture: Architecture) -> float:
+        """How many examples of these lengths a layer of this class needs at least."""
+        return architecture.counting_limit(self.lengths)
 
     def save(self, path: str | Path, *, shard_size: int | None = None) -> None:
         """Write the examples to a .safetensors or .npz file, atomically, or to a folder of shards.
@@ -419,7 +405,10 @@ def as_examples(
             raise ValueError("pass either an Examples or X and Y, not both")
         examples = x
     elif y is None:
-        raise ValueError("Y is missing: pass X and Y, or an Examples")
+        # The words up to the colon are scikit-learn's, which its checks look for.
+        raise ValueError(
+            "fit requires y to be passed, but the target y is None: pass X and Y, or an Examples"
+        )
     else:
         examples = Examples(x, y, lengths)
     return examples

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mhalearn._runtime.seeds import Stream
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
 
 # How much more equations than unknowns there must be before an exact fit means something.
@@ -50,20 +51,14 @@ class Information:
         """How many examples without repetition would ask as much."""
         return self.rows / self.row_length
 
-    def about_attention(self, layer: AttentionLayer, head_dim: int | None) -> float:
-        """Equations that speak about Theta over its unknowns, in a layer of these sizes.
-
-        A row that sees t tokens has m (t - 1) free attention weights, and shows at most e of them.
-        """
-        m, d = layer.n_heads, layer.d
-        h = d if head_dim is None else head_dim
-        unknowns = m * h * (2 * d - h) + (0 if layer.key_vector is None else m * h)
-        shown = min(layer.out_dim, m * min(h, layer.out_dim))
-        return float(np.sum(np.minimum(shown, m * self.others))) / unknowns
+    def about_attention(self, architecture: Architecture) -> float:
+        """Equations that speak about attention over its unknowns."""
+        scalars = architecture.attention_scalars(self.others + 1)
+        return float(np.sum(scalars)) / architecture.count_by_kind().attention
 
 
 def measure_information(
-    examples: Examples, *, bias: bool, causal: bool, precision: float
+    examples: Examples, architecture: Architecture, precision: float
 ) -> Information:
     """Count what the inputs ask, by the mean tokens that random attention makes of them.
 
@@ -72,6 +67,7 @@ def measure_information(
     Trust: rows that differ share a response with probability zero; those closer than the precision
     are nearly always found equal.
     """
+    bias, causal = architecture.bias, architecture.causal
     probe = _probe(examples, bias, causal)
     rng = np.random.default_rng(int(Stream.INFORMATION))
     width = probe.out_dim // 4

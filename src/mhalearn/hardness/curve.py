@@ -23,7 +23,7 @@ from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import polish_on
+from mhalearn.solvers.polish import polish_on
 
 METHODS = ("newton", "sculpt", "adam", "lbfgs")
 # Relative squared error on fresh inputs that counts as learned; who ignores the secret makes 1/2.
@@ -75,8 +75,7 @@ def measure_cost(
     truth = layer(fresh)
     seconds = 0.0
     for ratio in ratios:
-        one = sample_inputs("boolean", 1, 2, cell.d)
-        limit = Examples(one, layer(one)).counting_limit(cell.n_heads)
+        limit = layer.architecture.counting_limit(2)
         n = math.ceil(ratio * limit)
         x = sample_inputs("boolean", n, 2, cell.d, seed=10_000 + seed)
         examples = Examples(x, layer(x))
@@ -95,20 +94,12 @@ def _learn(
     cell: Cell, examples: Examples, seed: int, budget: float
 ) -> tuple[AttentionLayer, Outcome]:
     """Learner and polish alone: nothing is certified, which would take longer than to learn."""
-    run = Run(budget)
+    run, architecture = Run(budget, seed=seed), examples.architecture(cell.n_heads)
     with one_lapack_thread():
-        found = LEARNERS[cell.method](
-            examples,
-            n_heads=cell.n_heads,
-            bias=False,
-            causal=False,
-            head_dim=None,
-            seed=seed,
-            run=run,
-        )
+        found = LEARNERS[cell.method](examples, architecture, run)
         if found.outcome is not Outcome.FITTED:
             return found.layer, found.outcome
-        return polish_on(examples, found.layer, run, bias=False, head_dim=None)[0], found.outcome
+        return polish_on(examples, found.layer, architecture, run).layer, found.outcome
 
 
 def tells(layer: AttentionLayer, secret: Secret, seed: int = 0) -> bool:

@@ -21,10 +21,11 @@ from scipy.stats import beta, norm
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples, Survey, as_examples, check_sizes
 from mhalearn.judge.identifiability import Identifiability, assess_identifiability, half_widths
-from mhalearn.judge.jacobian_spectrum import Parameters, measure_spectrum
+from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.sign_symmetry import find_sign_symmetry
-from mhalearn.layer.factored import is_narrow
+from mhalearn.judge.spectrum import Parameters
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
 
 # Relative error of an example that the distribution-free statement speaks about. Fixed here, before
@@ -32,8 +33,6 @@ from mhalearn.layer.layer import AttentionLayer
 THRESHOLD = 1e-6
 # Error of a parameter, relative to the size of a head, that the residual may leave room for.
 RESOLVED = 1e-2
-# A singular value this far below the largest does not count for the rank.
-_RANK = 1e-9
 
 
 @dataclass(frozen=True)
@@ -99,18 +98,18 @@ def certify(
     *,
     lengths: ArrayLike | None = None,
     learned_from: Examples | None = None,
-    head_dim: int | None = None,
+    architecture: Architecture | None = None,
 ) -> Certificate:
     """Certify a layer on examples it was not learned from.
 
     X_fresh may be an Examples, and Y_fresh is then left out. `learned_from`: the inputs that
     determined the layer, for the spectrum and the intervals; without them the fresh inputs stand
     in, and the intervals are scaled to the number of examples the layer says it was learned from.
-    head_dim: the rank all Theta are known to have, where it is less than d (and all W, if heads are
-    many: see `narrow.is_narrow`); without it, as the layer says it was learned.
+    architecture: the class of layers it is certified in; without it, as the layer says it was
+    learned (`layer.architecture`).
     Examples the layer was learned from are refused; if they are a minority, they are left out.
     """
-    head_dim = _check_asked(layer, delta, learned_from, head_dim)
+    architecture = _check_asked(layer, delta, learned_from, architecture)
     examples = as_examples(X_fresh, Y_fresh, lengths)
     for given in (examples, learned_from):
         if given is not None:
@@ -122,17 +121,17 @@ def certify(
     residuals = measure_residuals(layer, examples)
     exceeding = int(np.sum(residuals.relative > THRESHOLD))
     tail = 1.0 if exceeding == n else float(beta.ppf(1 - delta, exceeding + 1, n - exceeding))
-    enough = examples.working_set_size(layer.n_heads, layer.out_bias is not None, head_dim)
+    enough = examples.working_set_size(architecture)
     inputs = learned_from if learned_from is not None else examples.sample(enough, seed=0)
     learned = learned_from.n if learned_from is not None else _learned_count(layer, n)
     width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
-    freedom = assess_identifiability(layer, inputs, head_dim, residuals, width)
+    freedom = assess_identifiability(layer, inputs, architecture, residuals, width)
     closed = freedom.null_dimension == 0 and freedom.bound is not None and freedom.bound <= RESOLVED
     recovered = residuals.exact and closed
     twin = find_sign_symmetry(layer, inputs, residuals) if recovered else None
     return Certificate(
         recovered=recovered and twin is None,
-        reason=_reason(residuals, freedom, twin, layer, head_dim),
+        reason=_reason(residuals, freedom, twin, architecture),
         relative_mse=residuals.root_relative**2,
         floor=residuals.floor,
         label_precision=residuals.precision,
@@ -159,7 +158,7 @@ def refitted(
     certificate: Certificate,
     layer: AttentionLayer,
     examples: Examples,
-    head_dim: int | None,
+    architecture: Architecture,
     part: Examples | None = None,
 ) -> Certificate:
     """The certificate of a layer that was fitted to all examples after it was certified.
@@ -170,10 +169,10 @@ def refitted(
     are those of that fit. No example is left to vouch for fresh inputs, so the tail is given up.
     """
     part = examples if part is None else part
-    spectrum = measure_spectrum(layer, part, head_dim)
+    spectrum = measure_spectrum(layer, part, architecture)
     null = 0 if spectrum is None else spectrum.null_dimension
     scalars = examples.rows * layer.out_dim
-    share = 1 - (_count_unknowns(layer, head_dim) - null) / scalars
+    share = 1 - (architecture.with_heads(layer.n_heads).count() - null) / scalars
     noise = measure_residuals(layer, examples).noise_level / math.sqrt(share)
     intervals = None
     if spectrum is not None:
@@ -196,23 +195,28 @@ def refitted(
 
 
 def _check_asked(
-    layer: AttentionLayer, delta: float, learned_from: Examples | None, head_dim: int | None
-) -> int | None:
-    """Refuse what `certify` cannot take; the rank of heads, as given or as the layer says."""
+    layer: AttentionLayer,
+    delta: float,
+    learned_from: Examples | None,
+    architecture: Architecture | None,
+) -> Architecture:
+    """Refuse what `certify` cannot take; the class of layers, as given or as the layer says."""
     if not isinstance(layer, AttentionLayer):
         raise ValueError(f"layer is a {type(layer).__name__}: pass an AttentionLayer")
     if not isinstance(delta, float | int | np.number) or not 0 < delta < 1:
         raise ValueError(f"delta={delta!r}: pass a probability between 0 and 1")
     if not isinstance(learned_from, Examples | None):
         raise ValueError(f"learned_from is a {type(learned_from).__name__}: pass an Examples")
-    if head_dim is None:
-        return _said_head_dim(layer)
-    whole = isinstance(head_dim, int | np.integer) and not isinstance(head_dim, bool)
-    if not (whole and 1 <= head_dim <= layer.d):
-        raise ValueError(f"head_dim={head_dim!r}: pass a rank from 1 to d = {layer.d}")
-    if not has_rank(layer, head_dim):
-        raise ValueError(f"head_dim={head_dim}: the layer has heads of larger rank; leave it out")
-    return int(head_dim)
+    if architecture is None:
+        return layer.architecture
+    if not isinstance(architecture, Architecture):
+        raise ValueError(
+            f"architecture is a {type(architecture).__name__}: pass an Architecture or leave it out"
+        )
+    architecture = architecture.with_heads(layer.n_heads)
+    if not architecture.contains(layer):
+        raise ValueError(f"{architecture} does not contain the layer: leave it out")
+    return architecture
 
 
 def _unseen(layer: AttentionLayer, examples: Examples, survey: Survey) -> tuple[Examples, int]:
@@ -234,39 +238,17 @@ def _check_fits(layer: AttentionLayer, examples: Examples) -> None:
         )
 
 
-def _count_unknowns(layer: AttentionLayer, head_dim: int | None) -> int:
-    """Free parameters; a key vector of a head of rank h lies in that head's h dimensions."""
-    h = layer.d if head_dim is None else head_dim
-    of_vectors = 0 if layer.key_vector is None else layer.n_heads * h
-    of_bias = 0 if layer.out_bias is None else layer.out_dim
-    return layer.n_heads * h * (2 * layer.d - h) + of_vectors + layer.w.size + of_bias
-
-
 def _learned_count(layer: AttentionLayer, otherwise: int) -> int:
     """How many examples the layer says it was learned from."""
     said = layer.metadata.get("n_examples", "")
     return int(said) if said.isdecimal() and int(said) > 0 else otherwise
 
 
-def _said_head_dim(layer: AttentionLayer) -> int | None:
-    """The rank of heads that the layer says it was learned with."""
-    said = layer.metadata.get("head_dim", "")
-    rank = int(said) if said.isdecimal() else 0
-    return rank if 0 < rank <= layer.d and has_rank(layer, rank) else None
-
-
-def has_rank(layer: AttentionLayer, head_dim: int) -> bool:
-    """Whether all Theta, with their key vectors, have at most this rank, up to rounding."""
-    values = np.linalg.svd(layer.query_theta, compute_uv=False)
-    return bool(np.all(values[:, head_dim:] <= _RANK * values[:, :1]))
-
-
 def _reason(
     residuals: Residuals,
     freedom: Identifiability,
     twin: tuple[int, ...] | None,
-    layer: AttentionLayer,
-    head_dim: int | None,
+    architecture: Architecture,
 ) -> str:
     """Why a layer is certified as recovered, or the first thing that stands against it."""
     error, floor = residuals.root_relative, residuals.floor
@@ -300,13 +282,13 @@ def _reason(
     if twin is not None:
         return (
             "the residual is at the precision of the labels, but it still is with Theta and W of "
-            f"opposite sign in {len(twin)} of {layer.n_heads} heads: the inputs are too symmetric "
-            "to tell"
+            f"opposite sign in {len(twin)} of {architecture.heads} heads: the inputs are too "
+            "symmetric to tell"
         )
-    among = "" if head_dim is None else f", among layers with Theta of rank {head_dim}"
-    if is_narrow(layer.n_heads, layer.d, head_dim):
-        among = f", among layers with Theta and W of rank {head_dim}"
-    every = "its one head" if layer.n_heads == 1 else f"all {layer.n_heads} heads"
+    among = ""
+    if architecture.is_low_rank:
+        among = f", among layers with Theta and W of rank {architecture.head_dim}"
+    every = "its one head" if architecture.heads == 1 else f"all {architecture.heads} heads"
     return (
         f"the relative residual {error:.2g} is at the precision of the {residuals.precision} "
         f"labels and the inputs determine {every}{among}"

@@ -7,9 +7,11 @@ import numpy as np
 
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
-from mhalearn.judge.jacobian_spectrum import Parameters, Spectrum, measure_spectrum
+from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.randomised_rank_test import NULL_TOLERANCE, run_rank_test
 from mhalearn.judge.residuals import Residuals
+from mhalearn.judge.spectrum import Parameters, Spectrum
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
 
 # Attention below this size, against that of logits of order one, is rounding of no attention.
@@ -28,13 +30,13 @@ class Identifiability(NamedTuple):
 def assess_identifiability(
     layer: AttentionLayer,
     inputs: Examples,
-    head_dim: int | None,
+    architecture: Architecture,
     residuals: Residuals,
     width: float,
 ) -> Identifiability:
     """By the spectrum, with intervals `width` deviations wide; where that is too large and the fit
     is exact, by a random direction."""
-    spectrum = measure_spectrum(layer, inputs, head_dim)
+    spectrum = measure_spectrum(layer, inputs, architecture)
     # Labels that happen to be met to the last bit say no more than their rounding allows.
     error = residuals.label_norm * max(residuals.root_relative, residuals.unit / 4)
     n = len(residuals.squared)
@@ -44,7 +46,7 @@ def assess_identifiability(
         return Identifiability(spectrum.null_dimension, bound, spectrum.theta, intervals)
     if not residuals.exact:
         return Identifiability(None, None, None, None)
-    found = run_rank_test(layer, inputs, head_dim)
+    found = run_rank_test(layer, inputs, architecture)
     bound = found.error_amplification * error * math.sqrt(found.n_examples / n)
     return Identifiability(0 if found.null_component < NULL_TOLERANCE else None, bound, None, None)
 
@@ -77,9 +79,4 @@ def half_widths(deviations: Parameters, width: float) -> Parameters:
         known = np.isfinite(deviation)
         return np.where(known, np.where(known, deviation, 0.0) * width, np.inf)
 
-    return Parameters(
-        times_width(deviations.theta),
-        times_width(deviations.w),
-        None if deviations.key_vector is None else times_width(deviations.key_vector),
-        None if deviations.out_bias is None else times_width(deviations.out_bias),
-    )
+    return Parameters({name: times_width(array) for name, array in deviations.arrays.items()})

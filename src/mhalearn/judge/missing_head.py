@@ -6,16 +6,19 @@ from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
 from mhalearn.judge.residuals import measure_residuals
-from mhalearn.layer.factored import is_narrow, random_heads, to_layer
-from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.dense import Dense
+from mhalearn.layer.factored import Factored
+from mhalearn.layer.layer import AttentionLayer, join_heads
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import descend, has_converged, init_state
-from mhalearn.solvers.gauss_newton_factored import polish_heads
+from mhalearn.solvers.gauss_newton import best_layer, has_converged, init_dense, take_step
+from mhalearn.solvers.polish import minimise
 from mhalearn.solvers.scaled_problem import make_problem
 
+# Heads tried in turn, and their steps.
 _PROBE_STARTS, _PROBE_STEPS = 4, 25
-# The same for many narrow heads, and times the counting limit of examples they are given.
-_NARROW_STARTS, _NARROW_STEPS, _PROBE_RATIO = 2, 25, 8.0
+# Of many narrow heads fewer are tried, on so many times the counting limit of examples.
+_FACTORED_STARTS, _PROBE_RATIO = 2, 8.0
 # Held-out examples it takes to judge whether a head is missing.
 _PROBE_HELD = 8
 
@@ -25,9 +28,8 @@ def one_more_head(
     layer: AttentionLayer,
     fitted: Examples,
     held: Examples,
-    head_dim: int | None,
+    architecture: Architecture,
     run: Run,
-    seed: int,
 ) -> float | None:
     """Share of the held-out error that one more head removes; 0 if the gain is not significant.
 
@@ -35,17 +37,15 @@ def one_more_head(
     examples are paired, and a gain counts at four standard errors, or where it removes half of the
     error. None where the examples could not determine one more head.
     """
-    bias, more = layer.out_bias is not None, layer.n_heads + 1
-    narrow = is_narrow(more, layer.d, head_dim)
-    limit = fitted.counting_limit(more, bias, head_dim if narrow else None)
+    more = architecture.with_heads(layer.n_heads + 1)
+    if not more.prefers_factors:
+        more = more.with_any_rank()
+    limit = fitted.counting_limit(more)
     if held.n < _PROBE_HELD or fitted.n < 1.5 * limit:
         return None
-    rng = generator(seed, Stream.MISSING_HEAD)
-    if narrow:
-        assert head_dim is not None
-        larger = _one_more_narrow(layer, fitted, head_dim, limit, run, rng)
-    else:
-        larger = _one_more(layer, fitted, run, rng)
+    rng = generator(run.seed, Stream.MISSING_HEAD)
+    probe = _add_factored if more.prefers_factors else _add_dense
+    larger = probe(layer, fitted, more, run, rng)
     before = measure_residuals(layer, held).squared
     after = measure_residuals(larger, held).squared
     gains = before - after
@@ -56,32 +56,34 @@ def one_more_head(
     return float(gains.mean() / before.mean()) if significant else 0.0
 
 
-def _one_more(
-    layer: AttentionLayer, fitted: Examples, run: Run, rng: np.random.Generator
+def _add_dense(
+    layer: AttentionLayer,
+    fitted: Examples,
+    more: Architecture,
+    run: Run,
+    rng: np.random.Generator,
 ) -> AttentionLayer:
     """The best layer that several heads of any rank, added in turn, lead to."""
-    bias = layer.out_bias is not None
-    problem = make_problem(fitted, layer.n_heads + 1, bias=bias, causal=layer.causal)
+    problem = make_problem(fitted, Dense(more))
     added = rng.normal(size=(_PROBE_STARTS, 1, problem.query_dim, problem.d))
     added *= rng.uniform(1.0, 4.0, size=(_PROBE_STARTS, 1, 1, 1)) / np.linalg.norm(
         added, axis=(2, 3), keepdims=True
     )
     known = np.broadcast_to(problem.theta(layer), (_PROBE_STARTS, *problem.theta(layer).shape))
-    state = init_state(np.concatenate([known, added], axis=1), problem)
+    state = init_dense(np.concatenate([known, added], axis=1), problem)
     for step in range(_PROBE_STEPS):
-        state = descend(state, problem)
+        state = take_step(state, problem)
         run.emit("one more head", step, float(np.nanmin(np.asarray(state.loss))))
         if has_converged(state).all() or run.is_over():
             break
-    best = int(np.nanargmin(np.asarray(state.loss)))
-    return problem.layer(np.asarray(state.theta[best]), np.asarray(state.w[best]))
+    found: AttentionLayer = best_layer(state, problem)
+    return found
 
 
-def _one_more_narrow(
+def _add_factored(
     layer: AttentionLayer,
     fitted: Examples,
-    head_dim: int,
-    limit: float,
+    more: Architecture,
     run: Run,
     rng: np.random.Generator,
 ) -> AttentionLayer:
@@ -89,29 +91,19 @@ def _one_more_narrow(
 
     It is given no more examples than polish takes.
     """
-    bias = layer.out_bias is not None
-    part = fitted.sample(int(np.ceil(_PROBE_RATIO * limit)), seed=0)
+    part = fitted.sample(int(np.ceil(_PROBE_RATIO * fitted.counting_limit(more))), seed=0)
     x, y, lengths = part.arrays()
     left = Examples(x, y - layer(x, lengths), lengths if part.has_lengths else None)
-    alone = make_problem(left, 1, bias=bias, causal=layer.causal, narrow=True)
-    starts = []
-    for _ in range(_NARROW_STARTS):
-        head = random_heads(alone, 1, head_dim, rng)
-        starts.append(
-            polish_heads(head, alone, run, stage="one more head", max_steps=_NARROW_STEPS)
+    alone = make_problem(left, Factored(more.with_heads(1)))
+    starts = [
+        minimise(
+            alone.parametrisation.init(rng),
+            alone,
+            run,
+            stage="one more head",
+            max_steps=_PROBE_STEPS,
         )
-    head, _ = min(starts, key=lambda start: start[1])
-    more = to_layer(head, alone)
-    vectors = None
-    if layer.key_vector is not None and more.key_vector is not None:
-        vectors = np.concatenate([layer.key_vector, more.key_vector])
-    out_bias = layer.out_bias
-    if out_bias is not None and more.out_bias is not None:
-        out_bias = out_bias + more.out_bias
-    return AttentionLayer(
-        np.concatenate([layer.theta, more.theta]),
-        np.concatenate([layer.w, more.w]),
-        vectors,
-        out_bias,
-        layer.causal,
-    )
+        for _ in range(_FACTORED_STARTS)
+    ]
+    best = min(starts, key=lambda start: start.loss)
+    return join_heads(layer, alone.to_layer(best.params))

@@ -13,6 +13,7 @@ from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.missing_head import one_more_head
 from mhalearn.judge.residual_dependence import residual_dependence_test
 from mhalearn.judge.residuals import Residuals, measure_residuals
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
@@ -42,16 +43,15 @@ class Evidence:
     """What the verdict rests on."""
 
     layer: AttentionLayer
-    asked_heads: int | None  # None where the head count was left open
+    architecture: Architecture  # that was asked for
     fitted: Examples
     held: Examples | None  # None where no example could be spared, and then so is
     certificate: Certificate | None
     information: Information | None = None  # None: nothing is known against the inputs
     equations: float = math.inf  # independent ones over unknowns, the scarcest kind
-    head_dim: int | None = None  # the rank heads were asked to have
 
 
-def judge(evidence: Evidence, run: Run, seed: int) -> tuple[Outcome, str]:
+def judge(evidence: Evidence, run: Run) -> tuple[Outcome, str]:
     """Name the outcome of a run that ended by itself.
 
     RECOVERED needs the certificate and the head count asked for. What is not recovered is told
@@ -63,7 +63,7 @@ def judge(evidence: Evidence, run: Run, seed: int) -> tuple[Outcome, str]:
     if held is None or certificate is None:
         spectrum = None
         if exact_fit:
-            spectrum = measure_spectrum(layer, evidence.fitted, evidence.head_dim)
+            spectrum = measure_spectrum(layer, evidence.fitted, evidence.architecture)
         if spectrum is not None and spectrum.null_dimension:
             return Outcome.NOT_IDENTIFIED, _family(evidence, spectrum.null_dimension)
         return Outcome.FITTED, (
@@ -73,9 +73,9 @@ def judge(evidence: Evidence, run: Run, seed: int) -> tuple[Outcome, str]:
     held_error, near = certificate.relative_mse, min(_NEAR * certificate.floor, _NEARLY)
     error = f"relative squared error {held_error:.2g}"
     if certificate.recovered and exact_fit:
-        if evidence.asked_heads not in (None, layer.n_heads):
+        if evidence.architecture.n_heads not in (None, layer.n_heads):
             return Outcome.NOT_IDENTIFIED, _surplus(evidence)
-        return _judge_exact(evidence, fitted, certificate, run, seed)
+        return _judge_exact(evidence, fitted, certificate, run)
     if exact_fit and measure_residuals(layer, held).exact:
         if certificate.null_dimension is None:
             return Outcome.FITTED, certificate.reason
@@ -114,11 +114,11 @@ def judge(evidence: Evidence, run: Run, seed: int) -> tuple[Outcome, str]:
             "more heads, more examples, a layer that the search did not find, or labels that no "
             "attention layer makes"
         )
-    return _judge_rest(evidence, held_error, run, seed)
+    return _judge_rest(evidence, held_error, run)
 
 
 def _judge_exact(
-    evidence: Evidence, fitted: Residuals, certificate: Certificate, run: Run, seed: int
+    evidence: Evidence, fitted: Residuals, certificate: Certificate, run: Run
 ) -> tuple[Outcome, str]:
     """RECOVERED, unless chance, another layer or a missing head would look the same."""
     information, reason = evidence.information, certificate.reason
@@ -135,7 +135,7 @@ def _judge_exact(
                 "opposite attention mirrors it: other heads make the same outputs here"
             )
         reason += "; as a function: with two tokens other heads can make the same one"
-    doubt = _doubt(evidence, fitted, run, seed)
+    doubt = _doubt(evidence, fitted, run)
     if doubt:
         return Outcome.FITTED, doubt
     if fitted.precision == "float64":
@@ -147,7 +147,7 @@ def _judge_exact(
     return Outcome.RECOVERED, reason
 
 
-def _doubt(evidence: Evidence, fitted: Residuals, run: Run, seed: int) -> str | None:
+def _doubt(evidence: Evidence, fitted: Residuals, run: Run) -> str | None:
     """Why a residual at the floor of coarse labels may still be more than rounding, or None.
 
     Black boxes that compute in their labels' precision err by more than the rounding of labels, but
@@ -156,23 +156,23 @@ def _doubt(evidence: Evidence, fitted: Residuals, run: Run, seed: int) -> str | 
     if fitted.precision == "float64" or fitted.root_relative <= _MORE * fitted.rounding:
         return None
     error = f"the relative residual {fitted.root_relative:.2g} is more than the rounding of labels"
-    gain = _gain_of_one_more(evidence, run, seed)
+    gain = _gain_of_one_more(evidence, run)
     if gain is None:
         return f"{error}, and the examples are too few to exclude a missing head"
     if gain > 0:
         return f"{error}, and one more head explains {gain:.0%} of its square"
     if run.is_over():
         return f"{error}, and the time limit came before a missing head was excluded"
-    excess = residual_dependence_test(evidence.layer, evidence.fitted, seed)
+    excess = residual_dependence_test(evidence.layer, evidence.fitted, run.seed)
     if excess > _SIGNIFICANT:
         return f"{error}, and depends on the inputs ({excess:.0f} standard deviations above noise)"
     return None
 
 
-def _judge_rest(evidence: Evidence, held_error: float, run: Run, seed: int) -> tuple[Outcome, str]:
+def _judge_rest(evidence: Evidence, held_error: float, run: Run) -> tuple[Outcome, str]:
     """Noise, or structure? Ask whether one more head explains held-out examples better."""
     error = f"relative squared error {held_error:.2g}"
-    gain = _gain_of_one_more(evidence, run, seed)
+    gain = _gain_of_one_more(evidence, run)
     if gain is None:
         return Outcome.FITTED, f"{error}; too few examples to tell noise from a missing head"
     structured = Outcome.FITTED if held_error <= _LOW else Outcome.STUCK
@@ -181,7 +181,7 @@ def _judge_rest(evidence: Evidence, held_error: float, run: Run, seed: int) -> t
             f"{error}, of which one more head explains {gain:.0%}: "
             "more heads than asked for, or a start that missed one"
         )
-    excess = residual_dependence_test(evidence.layer, evidence.fitted, seed)
+    excess = residual_dependence_test(evidence.layer, evidence.fitted, run.seed)
     if excess > _SIGNIFICANT:
         return structured, (
             f"{error}, which depends on the inputs ({excess:.0f} standard "
@@ -235,10 +235,10 @@ def check_all_examples(layer: AttentionLayer, part: Examples, examples: Examples
     )
 
 
-def _gain_of_one_more(evidence: Evidence, run: Run, seed: int) -> float | None:
+def _gain_of_one_more(evidence: Evidence, run: Run) -> float | None:
     assert evidence.held is not None
-    layer, fitted, head_dim = evidence.layer, evidence.fitted, evidence.head_dim
-    return one_more_head(layer, fitted, evidence.held, head_dim, run, seed)
+    layer, fitted, architecture = evidence.layer, evidence.fitted, evidence.architecture
+    return one_more_head(layer, fitted, evidence.held, architecture, run)
 
 
 def _family(evidence: Evidence, null: int) -> str:
@@ -248,7 +248,7 @@ def _family(evidence: Evidence, null: int) -> str:
 
 
 def _surplus(evidence: Evidence) -> str:
-    found, asked = evidence.layer.n_heads, evidence.asked_heads
+    found, asked = evidence.layer.n_heads, evidence.architecture.n_heads
     return (
         f"{found} heads explain the examples exactly, so a family of layers with {asked} heads "
         f"does too (dimension at least {_surplus_dimension(evidence)}): ask for n_heads={found}"
@@ -257,7 +257,7 @@ def _surplus(evidence: Evidence) -> str:
 
 def _surplus_dimension(evidence: Evidence) -> int:
     """Heads asked for beyond those found have any attention, or any share of another's W."""
-    layer, asked = evidence.layer, evidence.asked_heads
+    layer, asked = evidence.layer, evidence.architecture.n_heads
     surplus = 0 if asked is None else max(0, asked - layer.n_heads)
-    h = layer.d if evidence.head_dim is None else evidence.head_dim
-    return surplus * max(h * (2 * layer.d - h), layer.d * layer.out_dim)
+    one = evidence.architecture.with_heads(1).count_by_kind()
+    return surplus * max(one.attention, one.w)

@@ -3,9 +3,10 @@
 import math
 
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import polish_on
+from mhalearn.solvers.polish import polish_on
 
 # Surplus heads converge slowly to copies of another head or to W = 0, so they are looked for
 # generously first; polish decides whether the smaller layer still explains the examples.
@@ -16,9 +17,8 @@ def reduce_heads(
     layer: AttentionLayer,
     loss: float,
     examples: Examples,
+    architecture: Architecture,
     run: Run,
-    *,
-    head_dim: int | None,
 ) -> tuple[AttentionLayer, float]:
     """The smallest canonical form that fits the examples as well as the layer does.
 
@@ -27,7 +27,7 @@ def reduce_heads(
     """
     tried = {layer.n_heads}
     scalars = examples.rows * examples.out_dim
-    per_head = layer.d * (layer.d + layer.out_dim)
+    unknowns = architecture.with_heads(layer.n_heads).count()
     for tolerance in _TOLERANCES:
         smaller = layer.canonical(tolerance=tolerance)
         if smaller.n_heads == layer.n_heads:  # nor do tighter tolerances merge any
@@ -35,9 +35,8 @@ def reduce_heads(
         if smaller.n_heads in tried:
             continue
         tried.add(smaller.n_heads)
-        bias = layer.out_bias is not None
-        smaller, smaller_loss = polish_on(examples, smaller, run, bias=bias, head_dim=head_dim)
-        missing = (layer.n_heads - smaller.n_heads) * per_head
+        smaller, smaller_loss, _ = polish_on(examples, smaller, architecture, run)
+        missing = unknowns - architecture.with_heads(smaller.n_heads).count()
         if smaller_loss <= max(loss * math.exp(2 * missing / scalars), 1e-22):
             run.emit(
                 "reduction",

@@ -10,9 +10,15 @@ from numpy.typing import NDArray
 
 from mhalearn._runtime import devices
 from mhalearn._runtime.programs import in_float64, on_device
+from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
 from mhalearn.layer.batches import Chunk, host_chunk
+from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.parametrisation import Parametrisation, Params
+from mhalearn.layer.units import Units
 
 # Doubles a chunk's intermediates may hold on a device, where the normal matrix is formed: 128 MiB
 # on a CPU.
@@ -21,38 +27,43 @@ WORKSPACE = 2**24
 
 @dataclass(frozen=True)
 class Problem:
-    """Examples of one shape, with tokens and labels near unit size.
-
-    The scales are powers of two, so changing units rounds nothing.
-    """
+    """Examples of one shape, with tokens and labels near unit size."""
 
     data: Chunk  # with a leading chunk axis; over many devices, each has its own examples
+    parametrisation: Parametrisation  # how layers are written here
+    units: Units
     k: int
-    d: int
-    out_dim: int
-    bias: bool
-    causal: bool
-    x_scale: float
-    y_scale: float
     rows: int  # rows that count
     energy: float  # sum of squared scaled labels over those rows
     devices: int = 1  # over which the examples are spread
 
     @property
-    def query_dim(self) -> int:
-        return self.d + self.bias
+    def architecture(self) -> Architecture:
+        return self.parametrisation.architecture
 
-    def layer(self, theta: NDArray[np.float64], w: NDArray[np.float64]) -> AttentionLayer:
+    @property
+    def d(self) -> int:
+        return self.architecture.d
+
+    @property
+    def out_dim(self) -> int:
+        return self.architecture.outputs
+
+    @property
+    def bias(self) -> bool:
+        return self.architecture.bias
+
+    @property
+    def query_dim(self) -> int:
+        return self.architecture.query_dim
+
+    def to_layer(self, params: Params) -> Any:
+        """The layer that parameters stand for, in the user's units."""
+        return self.parametrisation.to_layer(params, self.units)
+
+    def layer(self, theta: Float64, w: Float64) -> AttentionLayer:
         """Solver units (m, q, d), (p, e) -> the layer in the user's units."""
-        theta, w = np.asarray(theta), np.asarray(w)
-        m, d = theta.shape[0], self.d
-        return AttentionLayer(
-            theta[:, :d] / self.x_scale**2,
-            w[: m * d].reshape(m, d, -1) * (self.y_scale / self.x_scale),
-            theta[:, d] / self.x_scale if self.bias else None,
-            w[m * d] * self.y_scale if self.bias else None,
-            self.causal,
-        )
+        return self.units.layer(theta, w, self.architecture)
 
     def zero_layer(self, n_heads: int) -> AttentionLayer:
         width = n_heads * self.d + self.bias
@@ -60,47 +71,45 @@ class Problem:
             np.zeros((n_heads, self.query_dim, self.d)), np.zeros((width, self.out_dim))
         )
 
-    def theta(self, layer: AttentionLayer) -> NDArray[np.float64]:
-        """The attention parameters (m, q, d) of a layer, in solver units."""
-        theta = layer.theta * self.x_scale**2
-        if not self.bias:
-            return theta
-        vector = np.zeros((layer.n_heads, self.d)) if layer.key_vector is None else layer.key_vector
-        return np.concatenate([theta, vector[:, None] * self.x_scale], axis=1)
+    def zero_layer_like(self, layer: Layer) -> Any:
+        """What zero labels ask for: no attention, no projection, where that is a layer."""
+        return self.zero_layer(layer.n_heads) if isinstance(layer, AttentionLayer) else layer
 
-    def w(self, layer: AttentionLayer) -> NDArray[np.float64]:
+    def theta(self, layer: AttentionLayer) -> Float64:
+        """The attention parameters (m, q, d) of a layer, in solver units."""
+        return self.units.theta(layer, self.bias)
+
+    def w(self, layer: AttentionLayer) -> Float64:
         """The stacked projections (p, e) of a layer, in solver units."""
-        w = layer.w.reshape(-1, self.out_dim) * (self.x_scale / self.y_scale)
-        if not self.bias:
-            return w
-        bias = np.zeros(self.out_dim) if layer.out_bias is None else layer.out_bias
-        return np.vstack([w, bias / self.y_scale])
+        return self.units.w(layer, self.bias)
 
 
 @in_float64
-def make_problem(
-    examples: Examples, n_heads: int, *, bias: bool, causal: bool, narrow: bool = False
-) -> Problem:
+def make_problem(examples: Examples, parametrisation: Parametrisation) -> Problem:
     """Bring examples into solver units. Memory: one float64 copy of the examples, padded.
 
     The number of examples is padded to three leading bits, so that fits of nearly the same size
-    share one compiled program. narrow: for numerics in the factors of heads, which hold less a row.
+    share one compiled program.
     Where it pays (`devices.how_many`) the examples are spread over all devices: each process
     brings its own, and pads them to as many as the largest share.
     """
     n, k, d, out_dim = examples.n, examples.k, examples.d, examples.out_dim
+    architecture, dense = parametrisation.architecture, isinstance(parametrisation, Dense)
+    n_heads, bias = architecture.n_heads or 1, architecture.bias
     over = devices.count_useful_devices(n * k * n_heads * d * (d + k + out_dim))
     processes = devices.n_processes() if over > 1 else 1
     x, y, lengths = (examples.mine() if over > 1 else examples).arrays()
     most = int(np.diff(examples.bounds).max()) if over > 1 else n
     inside = np.arange(k) < lengths[:, None]
     rows, x_squares, y_squares = _sums(x, y, inside, processes)
-    x_scale = _power_of_two_near(np.sqrt(x_squares / (rows * d)))
-    y_scale = _power_of_two_near(np.sqrt(y_squares / (rows * out_dim)))
+    x_scale = y_scale = 1.0
+    if parametrisation.scales:
+        x_scale = _power_of_two_near(np.sqrt(x_squares / (rows * d)))
+        y_scale = _power_of_two_near(np.sqrt(y_squares / (rows * out_dim)))
     query_dim, width = d + bias, n_heads * d + bias
     # Of a row; the products C_i W_i are there three times, as a sum, centred and transposed.
     held = (n_heads * d) ** 2 + 3 * n_heads * d * out_dim + query_dim * (width + query_dim)
-    if narrow:
+    if not dense:
         held = n_heads * (k + 2 * d + out_dim)
     padded, here = _few_bits_above(most), over // processes
     chunks = -(-padded * k * held // (on_device(WORKSPACE) * here))
@@ -111,24 +120,20 @@ def make_problem(
             lengths[start : start + size],
             key_vector=bias,
             out_bias=bias,
-            causal=causal,
+            causal=architecture.causal,
             labels=y[start : start + size] / y_scale,
             size=size,
         )
         for start in range(0, size * chunks, size)
     ]
     # Batches are drawn from each device's examples: it should have as many as the others.
-    place = partial(_spread, turns=here if narrow else 1) if over > 1 else jnp.asarray
+    place = partial(_spread, turns=1 if dense else here) if over > 1 else jnp.asarray
     data = Chunk(*(place(np.stack(leaves)) for leaves in zip(*parts, strict=True)))
     return Problem(
         data=data,
+        parametrisation=parametrisation,
+        units=Units(x_scale, y_scale),
         k=k,
-        d=d,
-        out_dim=out_dim,
-        bias=bias,
-        causal=causal,
-        x_scale=x_scale,
-        y_scale=y_scale,
         rows=int(rows),
         energy=float(jnp.sum((data.labels * data.weight[..., None]) ** 2)),
         devices=over,

@@ -12,6 +12,7 @@ from mhalearn._runtime.devices import replicate
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.attention import (
     attend,
     design_matrix,
@@ -21,6 +22,7 @@ from mhalearn.layer.attention import (
     vjp,
 )
 from mhalearn.layer.batches import ROOM, Chunk, make_chunk
+from mhalearn.layer.dense import Dense, truncate
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.run import Run
 from mhalearn.solvers.scaled_problem import Problem, make_problem
@@ -54,9 +56,8 @@ def fit_streamed(
     layer: AttentionLayer,
     examples: Examples,
     part: Examples,
+    architecture: Architecture,
     run: Run,
-    *,
-    head_dim: int | None,
 ) -> AttentionLayer | None:
     """The least-squares layer of all examples, near one that fits a random part of them.
 
@@ -68,8 +69,8 @@ def fit_streamed(
     `normal.dense` on the part. Memory: that of the part's problem.
     Trust: a stationary point to a hundredth of a standard deviation of the estimate.
     """
-    bias = layer.out_bias is not None
-    problem = make_problem(part, layer.n_heads, bias=bias, causal=layer.causal)
+    head_dim = architecture.head_dim
+    problem = make_problem(part, Dense(architecture.with_heads(layer.n_heads)))
     theta, w = jnp.asarray(problem.theta(layer)), jnp.asarray(problem.w(layer))
     if theta.size > DENSE_LIMIT:
         return None
@@ -96,7 +97,7 @@ def fit_streamed(
         if not np.isfinite(distance) or run.is_over():
             return None
         moved = theta + jnp.asarray(step[: theta.size]).reshape(theta.shape)
-        theta = tangent_projection(theta, head_dim).retract(moved)
+        theta = moved if head_dim is None else truncate(moved, head_dim)
         w = w + jnp.asarray(step[theta.size :]).reshape(w.shape)
     return None
 
@@ -197,11 +198,11 @@ def _chunks(examples: Examples, problem: Problem, n_heads: int) -> Iterator[Chun
     size = max(1, min(_MOST_EXAMPLES, examples.n, ROOM // (k * n_heads * (k + e + 2 * d))))
     for x, y, lengths in examples.chunks(size):
         yield make_chunk(
-            x / problem.x_scale,
+            x / problem.units.x_scale,
             lengths,
             key_vector=problem.bias,
             out_bias=problem.bias,
-            causal=problem.causal,
-            labels=y / problem.y_scale,
+            causal=problem.architecture.causal,
+            labels=y / problem.units.y_scale,
             size=size,
         )

@@ -91,7 +91,7 @@ class Learning:
 
     def learn(self) -> None:
         truth = self._truth
-        ratio = self._examples.n / self._examples.counting_limit(truth.n_heads)
+        ratio = self._examples.n / self._examples.counting_limit(truth.architecture)
         self._say({"kind": "truth", "ratio": ratio, "heads": _pictures(truth, truth)})
         self._estimator.set_params(on_event=self._watcher.on_event).fit(self._examples)
         with self._floor:

@@ -1,7 +1,7 @@
 """Adam on all parameters at once, from several random starts: the common way to fit a layer."""
 
 import math
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +9,13 @@ import optax
 
 from mhalearn._runtime.types import Array
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk
 from mhalearn.learners.baselines.descent import Descent, DescentTask, Walk, descend_in_blocks
-from mhalearn.learners.baselines.starts import Asked, best_of_starts
+from mhalearn.learners.baselines.starts import best_of_starts
 from mhalearn.learners.baselines.student import Student, student_rng, value_and_gradient
 from mhalearn.run.outcome import Candidate
+from mhalearn.run.run import Run
 
 # The usual constants but for eps, which would otherwise stop progress once gradients are small.
 _ADAM = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-16)
@@ -21,12 +23,13 @@ _ADAM = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-16)
 
 def learn(
     examples: Examples,
+    architecture: Architecture,
+    run: Run,
     *,
     learning_rate: float = 0.03,
     steps: int = 10_000,
     starts: int = 3,
     goal: float = 1e-20,
-    **asked: Unpack[Asked],
 ) -> Candidate:
     """Fit a layer with Adam, the learning rate falling to zero along a half cosine.
 
@@ -43,9 +46,9 @@ def learn(
     schedule = _Schedule(learning_rate, steps, goal)
 
     def descend(task: DescentTask, student: Student, start: int) -> Descent:
-        return _descend(task, student, start, schedule, asked["seed"])
+        return _descend(task, student, start, schedule, run.seed)
 
-    return best_of_starts(descend, examples, starts=starts, **asked)
+    return best_of_starts(descend, examples, architecture, run, starts)
 
 
 class _Schedule(NamedTuple):

@@ -1,7 +1,6 @@
 """L-BFGS on all parameters at once, from several random starts."""
 
 from functools import partial
-from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +8,13 @@ import optax
 
 from mhalearn._runtime.types import Array
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk
 from mhalearn.learners.baselines.descent import Descent, DescentTask, Walk, descend_in_blocks
-from mhalearn.learners.baselines.starts import Asked, best_of_starts
+from mhalearn.learners.baselines.starts import best_of_starts
 from mhalearn.learners.baselines.student import Student, value_and_gradient
 from mhalearn.run.outcome import Candidate
+from mhalearn.run.run import Run
 
 # A block of steps that takes off less than this part of the loss has come to rounding, or to the
 # bottom of what cannot be fitted exactly.
@@ -22,12 +23,13 @@ _LEAST_GAIN = 1e-6
 
 def learn(
     examples: Examples,
+    architecture: Architecture,
+    run: Run,
     *,
     memory: int = 30,
     steps: int = 5_000,
     starts: int = 5,
     goal: float = 1e-24,
-    **asked: Unpack[Asked],
 ) -> Candidate:
     """Fit a layer with optax's L-BFGS and its line search, keeping `memory` gradient differences.
 
@@ -52,7 +54,7 @@ def learn(
             least_gain=_LEAST_GAIN,
         )
 
-    return best_of_starts(descend, examples, starts=starts, **asked)
+    return best_of_starts(descend, examples, architecture, run, starts)
 
 
 @partial(jax.jit, static_argnames=("memory",))

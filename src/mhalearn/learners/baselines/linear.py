@@ -10,7 +10,7 @@ m such heads; it is linear in Theta, and in (W_0, W_1, .., W_m, c), when the oth
 """
 
 import math
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,16 @@ from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn._runtime.types import Array, Float
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.attention import LinearFit, fit_projections, jvp, logits, tangent, vjp
 from mhalearn.layer.batches import Chunk, sum_over_chunks
 from mhalearn.learners.baselines.descent import DescentTask
-from mhalearn.learners.baselines.starts import ENOUGH, Asked, ScoredLayer, conclude, prepare
+from mhalearn.learners.baselines.starts import ENOUGH, ScoredLayer, conclude, prepare
 from mhalearn.learners.baselines.student import student_rng
 from mhalearn.run.checkpoint import to_arrays
 from mhalearn.run.outcome import Candidate
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import relative_error
+from mhalearn.solvers.polish import relative_error
 
 # Norms of Theta_i tried when the student is read as a softmax layer, in units where a token's
 # feature has unit size: first a few with every reading, then all of them with the best one.
@@ -45,11 +46,12 @@ _IDLE = 1e-3  # relative decrease of the objective over a block below which a st
 @in_float64
 def learn(
     examples: Examples,
+    architecture: Architecture,
+    run: Run,
     *,
     sweeps: int = 200,
     starts: int = 3,
     ridge: float = 1e-6,
-    **asked: Unpack[Asked],
 ) -> Candidate:
     """Fit a linear-attention student, then read it as a softmax layer.
 
@@ -67,10 +69,10 @@ def learn(
     Trust: the student is the limit of a softmax layer as logits vanish, and exact for none. Expect
     one head's direction and roughly the span of several, not a small error: a start for polish.
     """
-    head_dim, run = asked["head_dim"], asked["run"]
-    task, held_out = prepare(examples, asked)
+    head_dim = architecture.head_dim
+    task, held_out = prepare(examples, architecture, run)
     d = task.problem.d
-    shape = (asked["n_heads"], task.problem.query_dim, d)
+    shape = (architecture.heads, task.problem.query_dim, d)
     with one_lapack_thread():
         # Uniform attention explains some labels by itself: zeros, for one.
         best, finite, first = _read(np.zeros(shape), task, held_out), False, 0
@@ -85,7 +87,7 @@ def learn(
         for start in range(first, starts):
             if best.error <= ENOUGH:
                 break
-            rng = student_rng(asked["seed"], 2, start)
+            rng = student_rng(run.seed, 2, start)
             theta = rng.standard_normal(shape) / d
             found = fit_student(
                 theta, task.data, float(task.energy), sweeps, ridge, run, start=start
@@ -99,7 +101,7 @@ def learn(
                 break
             rest = {"start": start + 1, "error": best.error, "finite": finite}
             run.checkpoint.record("starts", to_arrays(best.layer) | rest, now=True)
-    return conclude(best, finite, asked)
+    return conclude(best, finite, run)
 
 
 def _read(theta: NDArray[np.float64], task: DescentTask, held_out: Examples) -> ScoredLayer:

@@ -1,20 +1,22 @@
 """The starts of a task, and the choice among them by examples that were not used to fit."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from mhalearn._runtime.programs import in_float64
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.baselines.descent import Descent, DescentTask
 from mhalearn.learners.baselines.student import Student, batches, random_student, student_rng
 from mhalearn.run.checkpoint import from_arrays, to_arrays
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import relative_error
+from mhalearn.solvers.polish import relative_error
 from mhalearn.solvers.scaled_problem import make_problem
 
 _HELD_OUT = 8  # one example in so many chooses among the starts
@@ -41,46 +43,34 @@ class ScoredLayer(NamedTuple):
     error: float
 
 
-class Asked(TypedDict):
-    """What every learner is asked for."""
-
-    n_heads: int
-    bias: bool
-    causal: bool
-    head_dim: int | None
-    seed: int
-    run: Run
-
-
-def prepare(examples: Examples, asked: Asked) -> tuple[DescentTask, Examples]:
-    """What all starts share, and the examples to choose by."""
-    n_heads, bias = asked["n_heads"], asked["bias"]
-    limit = examples.counting_limit(n_heads, bias, asked["head_dim"])
-    training, held_out = hold_out(examples, asked["seed"], limit)
-    problem = make_problem(training, n_heads, bias=bias, causal=asked["causal"])
+def prepare(
+    examples: Examples, architecture: Architecture, run: Run
+) -> tuple[DescentTask, Examples]:
+    """What all starts share, and the examples to select by."""
+    train, select = hold_out(examples, run.seed, examples.counting_limit(architecture))
+    problem = make_problem(train, Dense(architecture))
     energy = jnp.asarray(problem.energy if problem.energy > 0 else 1.0)
-    return DescentTask(problem, batches(problem, n_heads), energy, asked["run"]), held_out
+    return DescentTask(problem, batches(problem), energy, run), select
 
 
 @in_float64
 def best_of_starts(
     descend: Callable[[DescentTask, Student, int], Descent],
     examples: Examples,
-    *,
+    architecture: Architecture,
+    run: Run,
     starts: int,
-    **asked: Unpack[Asked],
 ) -> Candidate:
     """Descend from random starts one after the other; keep the best on held-out examples.
 
     No further start is made once one explains the held-out examples to 1e-12.
     """
-    run = asked["run"]
-    task, held_out = prepare(examples, asked)
+    task, held_out = prepare(examples, architecture, run)
     best: ScoredLayer | None = None
     finite = False
     for start in range(starts):
-        rng = student_rng(asked["seed"], 1, start)
-        student = random_student(task.problem, asked["n_heads"], asked["head_dim"], rng)
+        rng = student_rng(run.seed, 1, start)
+        student = random_student(task.problem, rng)
 
         def work(student: Student = student, start: int = start) -> dict[str, Any]:
             end = descend(task, student, start)
@@ -99,12 +89,12 @@ def best_of_starts(
         if best.error <= ENOUGH or run.is_over():
             break
     assert best is not None
-    return conclude(best, finite, asked)
+    return conclude(best, finite, run)
 
 
-def conclude(best: ScoredLayer, finite: bool, asked: Asked) -> Candidate:
+def conclude(best: ScoredLayer, finite: bool, run: Run) -> Candidate:
     """The provisional outcome; whether a layer is recovered is not for a learner to say."""
-    run, short = asked["run"], best.error > ENOUGH
+    short = best.error > ENOUGH
     if short and run.is_over():
         outcome, reason = Outcome.TIME_LIMIT, f"held-out error {best.error:.1e} when time was up"
     elif short and not finite:

@@ -29,14 +29,13 @@ def student_rng(seed: int, *place: int) -> np.random.Generator:
     return generator(seed, Stream.BASELINES, *place)
 
 
-def random_student(
-    problem: Problem, n_heads: int, head_dim: int | None, rng: np.random.Generator
-) -> Student:
+def random_student(problem: Problem, rng: np.random.Generator) -> Student:
     """A random start: Theta_i of norm 0.3, and W_i such that outputs have the size of the labels.
 
     With `head_dim` = h, Theta_i = A_i B_i^T / sqrt(h), a key-side vector being one more row of A_i.
     """
-    m, q, d, e = n_heads, problem.query_dim, problem.d, problem.out_dim
+    head_dim, m = problem.architecture.head_dim, problem.architecture.heads
+    q, d, e = problem.query_dim, problem.d, problem.out_dim
     theta, w = _THETA_NORM / d, 1 / math.sqrt(m * d)  # sizes of an entry
 
     def draw(size: float, *shape: int) -> Array:
@@ -60,10 +59,11 @@ def expand(student: Student) -> tuple[Float[Array, "m q d"], Float[Array, "p e"]
     return jnp.einsum("mqh,mdh->mqd", query, key) / math.sqrt(key.shape[-1]), student["w"]
 
 
-def batches(problem: Problem, n_heads: int) -> Chunk:
+def batches(problem: Problem) -> Chunk:
     """The problem's examples cut for gradients, which need less room than normal equations."""
     if problem.data.weight.shape[0] == 1:
         return problem.data
+    n_heads = problem.architecture.heads
     if problem.devices > 1:
         return merge_chunks(problem.data, n_heads, problem.devices)
     k, d = problem.k, problem.d

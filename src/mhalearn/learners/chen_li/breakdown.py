@@ -25,7 +25,7 @@ class Breakdown(Exception):
         self.phase, self.numbers = phase, numbers
 
 
-def check_feasible(examples: Examples, n_heads: int | str, run: Run) -> None:
+def check_feasible(examples: Examples, n_heads: int | None, run: Run) -> None:
     """Say what cannot work before an hour is spent on it."""
     if examples.d > _LARGEST:
         raise Breakdown(
@@ -38,7 +38,7 @@ def check_feasible(examples: Examples, n_heads: int | str, run: Run) -> None:
     if kind == "other":
         raise Breakdown("inputs", f"neither uniform +-1 nor standard Gaussian: {why}")
     run.emit("inputs", detail=kind)
-    check_label_dimension(n_heads if isinstance(n_heads, int) else 1, examples.k, examples.out_dim)
+    check_label_dimension(n_heads or 1, examples.k, examples.out_dim)
 
 
 def check_label_dimension(n_heads: int, k: int, width: int) -> None:

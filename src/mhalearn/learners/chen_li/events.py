@@ -31,9 +31,9 @@ def certification_stage(round_: int) -> str:
     return "phase 4: certification" if round_ else "phase 2: certification"
 
 
-def emit_theory(examples: Examples, n_heads: int | str, run: Run) -> None:
+def emit_theory(examples: Examples, n_heads: int | None, run: Run) -> None:
     """The theorem's figures, without its constants, beside what is used."""
-    m = n_heads if isinstance(n_heads, int) else 2
+    m = n_heads or 2
     digits = float(np.log10(examples.k * examples.d))
     run.emit(
         "theory",

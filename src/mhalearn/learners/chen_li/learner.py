@@ -11,6 +11,8 @@ from mhalearn._runtime.devices import any_process
 from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.chen_li.body_shape import BodyShape, fit_shape
 from mhalearn.learners.chen_li.breakdown import (
@@ -92,13 +94,9 @@ class Phases:
 
 def learn(
     examples: Examples,
-    *,
-    n_heads: int | str,
-    bias: bool,
-    causal: bool,
-    head_dim: int | None,
-    seed: int,
+    architecture: Architecture,
     run: Run,
+    *,
     part: Examples | None = None,
 ) -> Candidate:
     """Learn a layer by the six phases, from random examples alone.
@@ -108,13 +106,14 @@ def learn(
     non-degeneracy conditions with N = (kd)^Theta(m) examples and (kd)^O(m^3) time; run as here,
     with robust least squares and far fewer examples, they are a heuristic.
     """
-    for name, given in (("bias", bias), ("causal", causal), ("head_dim", head_dim)):
+    for name in ("bias", "causal", "head_dim"):
+        given = getattr(architecture, name)
         if given:
             raise ValueError(f"{name}={given}: the paper's phases do not know it; use newton")
     if examples.has_lengths:
         raise ValueError("lengths: the paper's phases need examples of one length; use newton")
     try:
-        phases = run_phases(examples, n_heads, seed, run, part)
+        phases = run_phases(examples, architecture.n_heads, run, part)
     except Breakdown as breakdown:
         emit_breakdown(breakdown.phase, str(breakdown), breakdown.numbers, run)
         reason = f"{breakdown.phase}: {breakdown}"
@@ -131,7 +130,7 @@ def learn(
         )
     if error > _WORST_ERROR:
         reason = f"phase 6: net: its best candidate leaves {error:.2g} of the held-out labels"
-        if isinstance(n_heads, str):
+        if architecture.n_heads is None:
             heads = f"{layer.n_heads} head{'s' * (layer.n_heads != 1)}"
             reason += f" with {heads}: give n_heads if it is known"
         return Candidate(layer, Outcome.STUCK, reason=reason)
@@ -147,14 +146,12 @@ def _nothing(examples: Examples) -> AttentionLayer:
 
 
 def run_phases(
-    examples: Examples, n_heads: int | str, seed: int, run: Run, part: Examples | None = None
+    examples: Examples, n_heads: int | None, run: Run, part: Examples | None = None
 ) -> Phases:
-    """The algorithm. `n_heads="auto"` takes the count from the body after the first refined sum.
+    """The algorithm. Without `n_heads` the count comes from the body after the first refined sum.
 
     Trust: as each phase says; phase 6's held-out examples were streamed through phases 1 to 5 too.
     """
-    if not isinstance(n_heads, str):
-        n_heads = int(n_heads)
     part = examples if part is None else part
     emit_theory(examples, n_heads, run)
     check_feasible(part, n_heads, run)
@@ -170,16 +167,16 @@ def run_phases(
     emit_crude(crude, run)
     check_strength("phase 1: crude sum", crude.strength)
     total, width = crude.estimate, crude.label_rank
-    check_label_dimension(n_heads if isinstance(n_heads, int) else 1, examples.k, width)
+    check_label_dimension(n_heads or 1, examples.k, width)
     # Phase 2: rows on which all heads attend alike; their body is shaped where a round begins.
     rows = [certify(examples, total, _FIRST_ROWS * d**2, run)]
-    heads = n_heads if isinstance(n_heads, int) else 2
+    heads = n_heads or 2
     shapes: list[BodyShape] = []
     margins: list[MarginRows] = []
     sums: list[RefinedSum] = []
     for round_ in range(1, _ROUNDS + 1):
         shape = _shape(rows[-1], heads, round_, run)
-        if not isinstance(n_heads, int) and sums:
+        if n_heads is None and sums:
             heads = count_heads(part, total, shape, width, run)
             if heads > 1:
                 emit_theory(examples, heads, run)
@@ -206,10 +203,10 @@ def run_phases(
     emit_shape(shape, _ROUNDS, run)
     # Phase 5: the span of the attention matrices, from the body's wide directions.
     _check_time("phase 5: span", run)
-    body, angle = _check_span(rows[-1], shape, seed, run)
+    body, angle = _check_span(rows[-1], shape, run)
     # Phase 6: candidates in the span; examples set aside choose.
     _check_time("phase 6: net", run)
-    net = search_phase(part, shape, heads, seed, run)
+    net = search_phase(part, shape, heads, run)
     return Phases(crude, tuple(rows), body, tuple(shapes), tuple(margins), tuple(sums), angle, net)
 
 
@@ -277,15 +274,13 @@ def certify(
     return confirmed
 
 
-def _check_span(
-    rows: CertifiedRows, shape: BodyShape, seed: int, run: Run
-) -> tuple[ConvexBody, float]:
+def _check_span(rows: CertifiedRows, shape: BodyShape, run: Run) -> tuple[ConvexBody, float]:
     """Phase 5 as in the paper, by queries to the body, beside the eigenvectors that are used."""
     d = rows.query.shape[1]
     body = sculpt_body(rows.select(slice(0, _QUERIED * d**2)), shape.proxy)
 
     def query() -> float:
-        return span_angle(span_by_queries(body, len(shape.wide) + 1, seed).basis, shape.span)
+        return span_angle(span_by_queries(body, len(shape.wide) + 1, run.seed).basis, shape.span)
 
     angle = float("nan")
     if d <= _LARGEST_QUERIED:
@@ -294,23 +289,22 @@ def _check_span(
     return body, angle
 
 
-def search_phase(
-    examples: Examples, shape: BodyShape, n_heads: int, seed: int, run: Run
-) -> NetResult:
+def search_phase(examples: Examples, shape: BodyShape, n_heads: int, run: Run) -> NetResult:
     """Phase 6 on the first examples: few for the net, more for its refinement, others to choose."""
-    limit = examples.counting_limit(n_heads)
+    architecture = examples.architecture(n_heads)
+    limit = examples.counting_limit(architecture)
     sizes = [int(np.ceil(ratio * limit)) for ratio in _NET_RATIOS]
     held = min(_HELD, examples.n // 4)
     sizes = [min(size, examples.n - held) for size in sizes]
     chosen = examples.subset(slice(0, sizes[1] + held))
     coarse, fine, rest = (
-        make_problem(chosen.subset(part), n_heads, bias=False, causal=False)
+        make_problem(chosen.subset(part), Dense(architecture))
         for part in (slice(0, sizes[0]), slice(0, sizes[1]), slice(sizes[1], None))
     )
 
     def search() -> dict[str, Any]:
         with one_lapack_thread():
-            net = search_net(shape, coarse, fine, rest, run, seed=seed)
+            net = search_net(shape, coarse, fine, rest, run)
         return to_arrays(net.layer) | {"error": net.error, "candidates": net.candidates}
 
     found = run.checkpoint.once(

@@ -17,7 +17,7 @@ from mhalearn.layer.batches import Chunk, sum_over_chunks
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.chen_li.body_shape import BodyShape
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import best_layer, descend, has_converged, init_state
+from mhalearn.solvers.gauss_newton import best_layer, has_converged, init_dense, take_step
 from mhalearn.solvers.scaled_problem import Problem
 
 _MOST_STEPS = 40
@@ -73,7 +73,7 @@ def literal_net(
         raise ValueError(f"radius={radius}, spacing={spacing}: one point; pass a smaller spacing")
     points = norm * np.einsum("cs,sab->cab", np.array(grid), shape.span)
     pairs = np.array(list(itertools.combinations(range(len(points)), 2)))
-    units = fit.x_scale**2
+    units = fit.units.x_scale**2
     errors, best = np.zeros(len(pairs)), (np.inf, points[:2], np.zeros(0))
     for start in range(0, len(pairs), 512):
         theta = points[pairs[start : start + 512]] * units
@@ -95,7 +95,6 @@ def search_net(
     run: Run,
     *,
     n_starts: int = _STARTS,
-    seed: int = 0,
 ) -> NetResult:
     """A coarse random net, each point refined in its m^2 coefficients with W eliminated.
 
@@ -105,11 +104,11 @@ def search_net(
     Source: stands in for phase 6's net of (1/eps)^(m^2) points. Trust: a heuristic; the errors of
     all starts are reported, and agree where the span is good.
     """
-    theta = _offsets(shape, n_starts, seed) * coarse.x_scale**2
+    theta = _offsets(shape, n_starts, run.seed) * coarse.units.x_scale**2
     theta = _descend_in_span(theta, shape, coarse, run, "coarse")
     errors, _ = replicate(_held_out_errors(jnp.asarray(theta), coarse.data, held.data))
     errors = np.nan_to_num(np.asarray(errors), nan=np.inf)
-    chosen = theta[int(np.argmin(errors))][None] * (fine.x_scale / coarse.x_scale) ** 2
+    chosen = theta[int(np.argmin(errors))][None] * (fine.units.x_scale / coarse.units.x_scale) ** 2
     chosen = _descend_in_span(chosen, shape, fine, run, "fine")
     error, w = replicate(_held_out_errors(jnp.asarray(chosen), fine.data, held.data))
     layer = fine.layer(chosen[0], np.asarray(w[0]))
@@ -130,13 +129,13 @@ def _descend_in_span(
     theta: Float64, shape: BodyShape, problem: Problem, run: Run, name: str
 ) -> Float64:
     span = jnp.asarray(shape.span)
-    state = init_state(theta, problem)
+    state = init_dense(theta, problem)
     begun, state = run.checkpoint.recall(name, like=(0, state)) or (0, state)
     for step in range(begun, _MOST_STEPS):
         if step and (has_converged(state).all() or run.is_over()):
             break
-        state = descend(state, problem, span=span)
+        state = take_step(state, problem, span=span)
         run.checkpoint.record(name, (step + 1, state))
         lowest = float(np.nanmin(np.asarray(state.loss)))
         run.emit("phase 6: net", step, lowest, at_hand=partial(best_layer, state, problem))
-    return np.asarray(state.theta)
+    return np.asarray(state.params.theta)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
 from mhalearn.data.label_precision import label_precision
-from mhalearn.layer.factored import guess_heads, is_narrow
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.newton.annealing import LAST_STRENGTH, anneal_first_order
 from mhalearn.learners.newton.continuation import (
@@ -21,22 +22,24 @@ from mhalearn.learners.newton.continuation import (
     finish_with_direct_steps,
     ridge_at,
 )
-from mhalearn.learners.newton.factored import Setting, learn_narrow
+from mhalearn.learners.newton.factored import learn_factored
 from mhalearn.learners.newton.head_count import choose_heads
 from mhalearn.learners.newton.head_exchange import exchange_heads, keep_better, rescale_prior
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
+from mhalearn.learners.newton.parametrised import learn_parametrised
 from mhalearn.learners.newton.starts import Scales, estimate_scales, random_starts
 from mhalearn.run.checkpoint import generator_from, generator_words
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import (
-    MAX_FINISHING_UNKNOWNS,
+    DIRECT,
+    ITERATIVE,
     State,
-    init_state,
-    max_direct_unknowns,
-    polish,
+    StepOptions,
+    init_dense,
     reset_damping,
 )
+from mhalearn.solvers.polish import MAX_FINISHING_UNKNOWNS, max_direct_unknowns, polish
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 # Relative squared error on held-out examples that only the true function reaches, where their
@@ -116,13 +119,9 @@ _SAME = 1e-6
 
 def learn(
     examples: Examples,
-    *,
-    n_heads: int | str,
-    bias: bool,
-    causal: bool,
-    head_dim: int | None,
-    seed: int,
+    architecture: Architecture,
     run: Run,
+    *,
     start: AttentionLayer | None = None,
 ) -> Candidate:
     """Learn a layer with the given number of heads, or with as many as the examples ask for.
@@ -131,79 +130,65 @@ def learn(
     Cost: O(n k m d (d + k + e)) a conjugate-gradient step, some hundred of them a start.
     Trust: a heuristic with no guarantee of success; what it returns is checked elsewhere.
     """
-
     exact = max(_EXACT, label_precision(examples).floor ** 2)
 
     def with_heads(count: int, rounds: tuple[Round, ...] | None = None) -> Candidate:
-        fit, held = split_for_selection(examples, count, bias=bias, head_dim=head_dim, seed=seed)
-        problem = make_problem(fit, count, bias=bias, causal=causal)
-        choice = ModelSelection(problem, held, run)
-        ratio = fit.n / examples.counting_limit(count, bias, head_dim)
+        asked = architecture.with_heads(count)
+        train, select = split_for_selection(examples, asked, run.seed)
+        problem = make_problem(train, Dense(asked))
+        selection = ModelSelection(problem, select, run)
+        ratio = train.n / examples.counting_limit(asked)
         rounds = rounds or (SCARCE if ratio <= _SCARCE else PLENTY)
         if start is not None and start.n_heads == count:
-            choice.offer(polish(start, problem, run, head_dim=head_dim)[0])
+            selection.offer(polish(start, problem, run).layer)
         descend = partial(
-            run_rounds,
-            choice=choice,
-            exact=exact,
-            trusting=ratio >= _TRUSTING,
-            n_heads=count,
-            head_dim=head_dim,
-            seed=seed,
-            run=run,
+            run_rounds, selection=selection, exact=exact, trusting=ratio >= _TRUSTING, run=run
         )
-        few = sketch_size(fit, count, bias=bias, head_dim=head_dim)
-        if few < fit.n:
-            part = make_problem(fit.subset(slice(0, few)), count, bias=bias, causal=causal)
+        few = sketch_size(train, asked)
+        if few < train.n:
+            part = make_problem(train.subset(slice(0, few)), Dense(asked))
             descend(part, rounds[:1], stage="sketch")
-        return choice.candidate(descend(problem, rounds))
+        return selection.candidate(descend(problem, rounds))
 
     def attempt(count: int, patient: bool) -> tuple[Candidate, float]:
         work = partial(with_heads, count, None if patient else BRIEF)
-        solution = run.once(f"{count} heads, {'patient' if patient else 'brief'}", work)
-        return solution, solution.loss
+        candidate = run.once(f"{count} heads, {'patient' if patient else 'brief'}", work)
+        return candidate, candidate.loss
 
-    asked = None if isinstance(n_heads, str) else n_heads
-    if head_dim is not None:
-        heads = asked or guess_heads(examples.d, head_dim)
-        if is_narrow(heads, examples.d, head_dim):
-            setting = Setting(bias, causal, head_dim, seed)
-            return learn_narrow(examples, asked, exact, setting, run, start)
-    if not isinstance(n_heads, str):
-        # Below the counting limit no effort helps.
-        if examples.n >= examples.counting_limit(n_heads, bias, head_dim):
-            return with_heads(n_heads)
-        most = most_heads(examples, bias=bias, head_dim=head_dim)
-        return with_heads(min(n_heads, most), PLENTY[:1])
-    most = most_heads(examples, bias=bias, head_dim=head_dim)
-    return choose_heads(attempt, most, exact, run)
+    if architecture.attention is not None:
+        return learn_parametrised(examples, architecture, exact, run)
+    if architecture.prefers_factors:
+        return learn_factored(examples, architecture, exact, run, start)
+    if architecture.n_heads is None:
+        return choose_heads(attempt, most_heads(examples, architecture), exact, run)
+    # Below the counting limit no effort helps.
+    if examples.n >= examples.counting_limit(architecture):
+        return with_heads(architecture.n_heads)
+    return with_heads(min(architecture.n_heads, most_heads(examples, architecture)), PLENTY[:1])
 
 
 def run_rounds(
     problem: Problem,
     rounds: tuple[Round, ...],
     *,
-    choice: ModelSelection,
+    selection: ModelSelection,
     exact: float,
     trusting: bool,
-    n_heads: int,
-    head_dim: int | None,
-    seed: int,
     run: Run,
     stage: str = "round",
 ) -> Outcome:
-    """Offer every start's end point to the choice; stop at the first one that is exact.
+    """Offer every start's end point to the selection; stop at the first one that is exact.
 
     With noise none is; `trusting`, the lowest loss found twice is taken for the lowest there is.
     """
+    n_heads = problem.architecture.heads
     if problem.energy == 0.0:
-        choice.offer(problem.zero_layer(n_heads))
+        selection.offer(problem.zero_layer(n_heads))
         return Outcome.FITTED
-    scales = estimate_scales(problem, n_heads)
-    unknowns = n_heads * problem.query_dim * problem.d
+    scales = estimate_scales(problem)
 
     def done() -> bool:
-        return choice.loss < exact or run.is_over()
+        return selection.loss < exact or run.is_over()
 
     losses: list[float] = []
     for number, round_ in enumerate(rounds):
@@ -213,20 +198,18 @@ def run_rounds(
         task = Task(
             problem,
             run,
-            choice.offer_starts,
-            head_dim,
-            direct=number > 0 and unknowns <= max_direct_unknowns(),
-            single=number == 0,
-            show=choice.show_starts,
+            selection.offer_starts,
+            options=_choose_steps(number, problem),
+            show=selection.show_starts,
         )
-        theta = random_starts(problem, n_heads, round_.n_starts, seed, number)
-        rng = generator(seed, Stream.HEAD_EXCHANGE, number)
+        theta = random_starts(problem, round_.n_starts, run.seed, number)
+        rng = generator(run.seed, Stream.HEAD_EXCHANGE, number)
         work = partial(run_round, round_, theta, task, scales, done, rng, stage=name)
         losses += run.checkpoint.once(name, work).tolist()
-    if choice.layer is None:
-        choice.offer(problem.zero_layer(n_heads))
+    if selection.layer is None:
+        selection.offer(problem.zero_layer(n_heads))
         return Outcome.TIME_LIMIT if run.is_over() else Outcome.NONFINITE
-    return Outcome.TIME_LIMIT if run.is_over() and choice.loss >= exact else Outcome.FITTED
+    return Outcome.TIME_LIMIT if run.is_over() and selection.loss >= exact else Outcome.FITTED
 
 
 def run_round(
@@ -244,7 +227,8 @@ def run_round(
     Returns the losses the starts came to before they traded.
     """
     problem, checkpoint = task.problem, task.run.checkpoint
-    finishing = theta[0].size <= MAX_FINISHING_UNKNOWNS and task.head_dim is None
+    any_rank = problem.architecture.head_dim is None
+    finishing = theta[0].size <= MAX_FINISHING_UNKNOWNS and any_rank
 
     def release_ridge(shaped: State, scales: Scales, stage: str) -> NDArray[np.float64]:
         state = anneal(
@@ -262,7 +246,7 @@ def run_round(
             moved = anneal_first_order(
                 theta, problem, task.run, scales, round_.first_order_steps, stage=name
             )
-        state = anneal(init_state(moved, problem), task, scales, round_.annealing, stage=stage)
+        state = anneal(init_dense(moved, problem), task, scales, round_.annealing, stage=stage)
         return Hopping(
             0, 0, state, scales, release_ridge(state, scales, stage), generator_words(rng)
         )
@@ -270,7 +254,7 @@ def run_round(
     def hop(now: Hopping, name: str) -> Hopping:
         rng = generator_from(now.rng)
         scales = rescale_prior(now.scales, now.state, round_.prior)
-        fresh = init_state(exchange_heads(now.state, rng), problem)
+        fresh = init_dense(exchange_heads(now.state, rng), problem)
         trial = anneal(fresh, task, scales, round_.hopping, stage=name)
         ridge = ridge_at(round_.final_ridge, scales, problem)
         state, any_better, lowest = keep_better(now.state, trial, ridge)
@@ -279,7 +263,7 @@ def run_round(
         idle = 0 if any_better else now.idle + 1
         return Hopping(now.hop + 1, idle, state, scales, now.losses, generator_words(rng))
 
-    begun = init_state(theta, problem)
+    begun = init_dense(theta, problem)
     nothing = Hopping(0, 0, begun, scales, np.asarray(begun.loss), generator_words(rng))
     now: Hopping | None = checkpoint.recall("hops", like=nothing)
     if now is None:
@@ -296,27 +280,37 @@ def run_round(
     return now.losses
 
 
+def _choose_steps(number: int, problem: Problem) -> StepOptions:
+    """The first round looks quickly; where unknowns are few, later ones take direct steps."""
+    if number == 0:
+        return StepOptions(single=True)
+    architecture = problem.architecture
+    unknowns = architecture.heads * architecture.query_dim * architecture.d
+    few = unknowns <= max_direct_unknowns() and architecture.head_dim is None
+    return DIRECT if few else ITERATIVE
+
+
 def found_twice(losses: list[float]) -> bool:
     """Whether two starts ended at the lowest loss."""
     low = sorted(loss for loss in losses if np.isfinite(loss))[:2]
     return len(low) == 2 and low[1] <= (1 + _SAME) * low[0]
 
 
-def sketch_size(examples: Examples, n_heads: int, *, bias: bool, head_dim: int | None) -> int:
+def sketch_size(examples: Examples, architecture: Architecture) -> int:
     """How many examples a first round needs: all of them, unless there are plenty.
 
     What explains a part of the examples exactly mostly explains all. Below the given work the
     program for another number of examples takes longer to compile than it saves.
     """
     k, d, e = examples.k, examples.d, examples.out_dim
-    work = examples.n * k * n_heads * d * (d + k + e)
-    few = int(np.ceil(_ENOUGH * examples.counting_limit(n_heads, bias, head_dim)))
+    work = examples.n * k * architecture.heads * d * (d + k + e)
+    few = int(np.ceil(_ENOUGH * examples.counting_limit(architecture)))
     return few if work > _WORK and 2 * few <= examples.n else examples.n
 
 
-def most_heads(examples: Examples, *, bias: bool, head_dim: int | None) -> int:
+def most_heads(examples: Examples, architecture: Architecture) -> int:
     """The largest head count the examples could determine; at least one."""
     most = 1
-    while examples.counting_limit(most + 1, bias, head_dim) <= examples.n:
+    while examples.counting_limit(architecture.with_heads(most + 1)) <= examples.n:
         most += 1
     return most

@@ -41,7 +41,7 @@ def _concentrations(k: int) -> tuple[Float64, Float64]:
 
 
 @in_float64
-def estimate_scales(problem: Problem, n_heads: int) -> Scales:
+def estimate_scales(problem: Problem) -> Scales:
     """Guess |Theta| and the entries of W from how much of the labels the mean token explains.
 
     For independent unit tokens the mean token explains the fraction (1/k) / E|p|^2 of the label
@@ -53,14 +53,13 @@ def estimate_scales(problem: Problem, n_heads: int) -> Scales:
     guesses, expected = _concentrations(problem.k)
     nearest = int(np.argmin(np.abs(expected - concentration)))
     mean_square = problem.energy / (problem.rows * problem.out_dim)
-    w = np.sqrt(mean_square / (n_heads * problem.d * expected[nearest]))
+    w = np.sqrt(mean_square / (problem.architecture.heads * problem.d * expected[nearest]))
     return Scales(float(guesses[nearest]), float(max(w, 1e-12)))
 
 
-def random_starts(
-    problem: Problem, n_heads: int, n_starts: int, seed: int, round_: int
-) -> NDArray[np.float64]:
+def random_starts(problem: Problem, n_starts: int, seed: int, round_: int) -> NDArray[np.float64]:
     """Attention matrices (s, m, q, d) of Frobenius norm one, so that no pattern is saturated."""
+    n_heads = problem.architecture.heads
     rng = generator(seed, Stream.STARTS, round_, n_heads)
     theta = rng.normal(size=(n_starts, n_heads, problem.query_dim, problem.d))
     return theta / np.linalg.norm(theta, axis=(2, 3), keepdims=True)
