@@ -125,7 +125,7 @@ class Evidence:
         if certify is None or residuals is None:
             return None
         return one_more_head(
-            self.layer, self.train, certify, self.architecture, self.run, before=residuals.squared
+            self.layer, self.train, certify, self.architecture, self.run, residuals=residuals
         )
 
     @cached_property

@@ -37,6 +37,11 @@ class Residuals:
     floor: float
     exact: bool  # at the floor: as a whole, in every output column, and in every example
 
+    @property
+    def labels(self) -> Precision:
+        """The precision of the labels that were looked at."""
+        return Precision(self.precision, self.unit, self.floor)
+
 
 def measure_residuals(
     layer: AttentionLayer, examples: Examples, precision: Precision | None = None

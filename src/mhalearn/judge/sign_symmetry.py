@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
-from mhalearn.data.label_precision import Precision
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.layer.layer import AttentionLayer
 
@@ -38,14 +37,13 @@ def find_sign_symmetry(
     changes = np.stack([_change(layer, i, x, lengths) for i in range(layer.n_heads)])
     size = float(np.linalg.norm(layer(x, lengths))) or 1.0
     bar = _AS_GOOD * residuals.floor
-    precision = Precision(residuals.precision, residuals.unit, residuals.floor)
     sets = _sets(layer.n_heads)
     # Products lose half of the digits, so they only say which sets to look at.
     squares = np.einsum("si,ij,sj->s", sets, changes @ changes.T, sets)
     for chosen in sets[np.argsort(squares)[:_TRIED]].astype(bool):
         if np.linalg.norm(changes[chosen].sum(axis=0)) > 10 * bar * size:
             continue
-        flipped = measure_residuals(flip_signs(layer, chosen), examples, precision)
+        flipped = measure_residuals(flip_signs(layer, chosen), examples, residuals.labels)
         if flipped.root_relative <= bar:
             return tuple(np.flatnonzero(chosen).tolist())
     return None
