@@ -17,21 +17,22 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import frontier
-import noise
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is a package there
+
 import numpy as np
-import real
-from cases import Case, case_at
-from first import recover
-from ledger import RESULTS, Ledger, Record, console, finite
-from peers import methods
-from race import Entries, compilation, has_arrived, print_race, race, standings
-from speed import entries
 
 import mhalearn as mha
+from benchmarks import DOCS, RESULTS
+from benchmarks.cases import Case, case_at
+from benchmarks.ledger import Ledger, Record, console, finite
+from benchmarks.peers.peers import methods
+from benchmarks.peers.race import Entries, compilation, has_arrived, print_race, race, standings
+from benchmarks.studies import frontier, noise, real
+from benchmarks.studies.first import recover
+from benchmarks.studies.speed import entries
 from mhalearn.hardness.curve import Cell, asdict, measure_cost
 
-PAGE = Path(__file__).parent.parent / "docs" / "bench.md"
+PAGE = DOCS / "bench.md"
 COMMITTED = RESULTS / "bench.json"
 WORSE = 3  # the exit code
 # How a figure is compared with the committed one: what is still no worse? Times are those of the

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ledger import Record, finite
 from threadpoolctl import threadpool_limits
 
 import mhalearn as mha
+from benchmarks.ledger import Record, finite
 from mhalearn._runtime.programs import float64
 from mhalearn.layer.attention import residual
 from mhalearn.layer.batches import Chunk

@@ -18,7 +18,8 @@ import optimistix
 import scipy
 from rich.console import Console
 
-RESULTS = Path(__file__).parent / "results"
+from benchmarks import RESULTS
+
 Record = dict[str, Any]
 console = Console(width=150)
 

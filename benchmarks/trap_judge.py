@@ -4,10 +4,10 @@ import math
 import re
 
 import numpy as np
-from ledger import Record, finite
-from traps import Array, Layer, Trap, rms
 
 import mhalearn as mha
+from benchmarks.ledger import Record, finite
+from benchmarks.traps import Array, Layer, Trap, rms
 
 COMPUTED = 1e-12  # what computing a layer in doubles loses, relative to its outputs
 

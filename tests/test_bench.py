@@ -1,6 +1,9 @@
 """The comparison: what counts as worse, and how the command ends."""
 
+import importlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,16 +11,42 @@ import pytest
 
 from mhalearn.cli import run
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+# Each script as the first thing of a process sees it: its own folder on the path, and nothing of
+# the package imported. Only the libraries it needs are loaded once for all.
+IMPORTS = """
+import runpy, sys
+from pathlib import Path
+path = list(sys.path)
+for script in sys.argv[1:]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        del sys.modules[name]
+    sys.path[:] = [str(Path(script).parent), *path]
+    runpy.run_path(script, run_name="imported")
+    print(script)
+"""
 
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import bench
+    monkeypatch.syspath_prepend(str(BENCHMARKS.parent))
+    return importlib.import_module("benchmarks.bench")
 
-    yield bench
-    sys.modules.pop("bench")
+
+def test_every_script_finds_what_it_imports():
+    found = sorted(path for path in BENCHMARKS.rglob("*.py") if path.name != "__init__.py")
+    scripts = [str(path) for path in found if '__name__ == "__main__"' in path.read_text()]
+    assert len(scripts) > 20
+    elsewhere = [path for path in sys.path if Path(path).resolve() != BENCHMARKS.parent]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", IMPORTS, *scripts],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(elsewhere)},
+    )
+    assert done.stdout.splitlines() == scripts, done.stderr
 
 
 def test_figures_that_got_worse_or_went_missing_are_named(bench):

@@ -73,8 +73,8 @@ def test_pages_build_strictly(tmp_path: Path) -> None:
 def test_page_is_what_its_script_writes(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    script = importlib.import_module(f"write_{page}")
+    monkeypatch.syspath_prepend(str(ROOT))
+    script = importlib.import_module(f"benchmarks.pages.write_{page}")
     written = tmp_path / "page.md"
     monkeypatch.setattr(script, "OUT", written)
     script.main()
@@ -84,8 +84,8 @@ def test_page_is_what_its_script_writes(
 def test_tables_of_many_hosts_are_what_their_script_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    hosts = importlib.import_module("hosts")
+    monkeypatch.syspath_prepend(str(ROOT))
+    hosts = importlib.import_module("benchmarks.studies.hosts")
     page = DOCS / "many_hosts.md"
     copy = tmp_path / "page.md"
     copy.write_text(re.sub(r"(?m)^\|.*(\d\.\d| MB| GB| ms).*\n", "", page.read_text()))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mhalearn.solvers.gauss_newton_factored import _gauss_newton, polish_heads
 from oracles import narrow_layer
 
 from mhalearn import AttentionRegressor, compare, sample_inputs
@@ -24,7 +25,6 @@ from mhalearn.learners.newton import many
 from mhalearn.learners.newton.factored import learn_once
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton_factored import _gauss_newton, polish_heads
 from mhalearn.solvers.scaled_problem import make_problem
 
 D, H = 64, 8

@@ -31,11 +31,3 @@ def test_citation_and_changelog_know_the_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"\nversion: {project['version']}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {project['version']}" in (ROOT / "CHANGELOG.md").read_text()
-
-
-def test_the_map_of_the_house_shows_every_room() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    for path in (ROOT / "src" / "mhalearn").iterdir():
-        room = path.name + "/" if path.is_dir() else path.stem
-        if room not in ("__init__", "py", "__pycache__/"):
-            assert f"`{room}`" in text, room

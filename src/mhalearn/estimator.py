@@ -39,8 +39,8 @@ from mhalearn.run.checkpoint import Checkpoint
 from mhalearn.run.events import Event
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import polish_on
 from mhalearn.solvers.merge_heads import reduce_heads
+from mhalearn.solvers.polish import polish_on
 from mhalearn.solvers.streaming_bfgs import fit_streamed
 
 LEARNERS: dict[str, Callable[..., Candidate]] = {
@@ -262,7 +262,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         layer = learned.layer
         if self.polish and learned.outcome is Outcome.FITTED:
             run, architecture = self._run, self._architecture
-            layer, loss = polish_on(train, layer, architecture, run)
+            layer, loss, _ = polish_on(train, layer, architecture, run)
             layer, _ = reduce_heads(layer, loss, train, architecture, run)
         return replace(learned, layer=layer.replace(metadata=self._metadata(train.n)))
 
@@ -298,13 +298,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         layer, subsets = evidence.layer, evidence.subsets
         examples, working_set = subsets.every, subsets.working_set
         architecture, run, told = self._architecture, self._run, ""
-        layer, _ = polish_on(working_set, layer, architecture, run)
+        layer = polish_on(working_set, layer, architecture, run).layer
         if subsets.has_more:
             streamed = fit_streamed(layer, examples, working_set, architecture, run)
             if streamed is not None:
                 layer = streamed
             elif examples.in_memory:
-                layer, _ = polish_on(examples, layer, architecture, run)
+                layer = polish_on(examples, layer, architecture, run).layer
             else:
                 told = f"; estimated from {working_set.n} of {examples.n} examples"
                 examples = working_set

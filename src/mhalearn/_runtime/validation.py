@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
 
 
 def check_inputs(
@@ -37,10 +38,17 @@ def check_array(name: str, value: ArrayLike, ndim: int, axes: str = "") -> NDArr
 
     axes: their names in words, where the array holds examples.
     """
+    if issparse(value):
+        raise ValueError(f"{name} is sparse, which is not supported: pass {name}.toarray()")
     try:
         array = np.asarray(value)
     except (ValueError, TypeError):
         raise ValueError(f"{name} is not an array: pass a rectangular array of numbers") from None
+    if np.iscomplexobj(array):
+        # The words up to the colon are scikit-learn's, which its checks look for.
+        raise ValueError(
+            f"Complex data not supported: {name} has dtype {array.dtype}; pass real numbers"
+        )
     if array.dtype == np.bool_:
         raise ValueError(f"{name} has dtype bool: pass numbers (for +-1 inputs, int8)")
     kind = array.dtype.name

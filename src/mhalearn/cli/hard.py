@@ -79,7 +79,7 @@ def rounding(
 @hard.command(
     epilog="Example:\n\n"
     "  mhalearn hard curve --heads 2,4 --dims 8 --secrets 3 --budget 5\n\n"
-    "The full study of the documentation takes an hour: benchmarks/hard_curve.py."
+    "The full study of the documentation takes an hour: benchmarks/studies/hard_curve.py."
 )
 @partial(guarded, group="hard")
 def curve(

@@ -405,7 +405,10 @@ def as_examples(
             raise ValueError("pass either an Examples or X and Y, not both")
         examples = x
     elif y is None:
-        raise ValueError("Y is missing: pass X and Y, or an Examples")
+        # The words up to the colon are scikit-learn's, which its checks look for.
+        raise ValueError(
+            "fit requires y to be passed, but the target y is None: pass X and Y, or an Examples"
+        )
     else:
         examples = Examples(x, y, lengths)
     return examples

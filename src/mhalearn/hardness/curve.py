@@ -23,7 +23,7 @@ from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import polish_on
+from mhalearn.solvers.polish import polish_on
 
 METHODS = ("newton", "sculpt", "adam", "lbfgs")
 # Relative squared error on fresh inputs that counts as learned; who ignores the secret makes 1/2.
@@ -99,7 +99,7 @@ def _learn(
         found = LEARNERS[cell.method](examples, architecture, run)
         if found.outcome is not Outcome.FITTED:
             return found.layer, found.outcome
-        return polish_on(examples, found.layer, architecture, run)[0], found.outcome
+        return polish_on(examples, found.layer, architecture, run).layer, found.outcome
 
 
 def tells(layer: AttentionLayer, secret: Secret, seed: int = 0) -> bool:

@@ -21,9 +21,10 @@ from scipy.stats import beta, norm
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples, Survey, as_examples, check_sizes
 from mhalearn.judge.identifiability import Identifiability, assess_identifiability, half_widths
-from mhalearn.judge.jacobian_spectrum import Parameters, measure_spectrum
+from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.sign_symmetry import find_sign_symmetry
+from mhalearn.judge.spectrum import Parameters
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
 

@@ -7,9 +7,10 @@ import numpy as np
 
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
-from mhalearn.judge.jacobian_spectrum import Parameters, Spectrum, measure_spectrum
+from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.randomised_rank_test import NULL_TOLERANCE, run_rank_test
 from mhalearn.judge.residuals import Residuals
+from mhalearn.judge.spectrum import Parameters, Spectrum
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
 
@@ -78,9 +79,4 @@ def half_widths(deviations: Parameters, width: float) -> Parameters:
         known = np.isfinite(deviation)
         return np.where(known, np.where(known, deviation, 0.0) * width, np.inf)
 
-    return Parameters(
-        times_width(deviations.theta),
-        times_width(deviations.w),
-        None if deviations.key_vector is None else times_width(deviations.key_vector),
-        None if deviations.out_bias is None else times_width(deviations.out_bias),
-    )
+    return Parameters({name: times_width(array) for name, array in deviations.arrays.items()})

@@ -7,16 +7,18 @@ from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.layer.architecture import Architecture
-from mhalearn.layer.factored import random_heads, to_layer
-from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.dense import Dense
+from mhalearn.layer.factored import Factored
+from mhalearn.layer.layer import AttentionLayer, join_heads
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import descend, has_converged, init_state
-from mhalearn.solvers.gauss_newton_factored import polish_heads
+from mhalearn.solvers.gauss_newton import best_layer, has_converged, init_dense, take_step
+from mhalearn.solvers.polish import minimise
 from mhalearn.solvers.scaled_problem import make_problem
 
+# Heads tried in turn, and their steps.
 _PROBE_STARTS, _PROBE_STEPS = 4, 25
-# The same for many narrow heads, and times the counting limit of examples they are given.
-_NARROW_STARTS, _NARROW_STEPS, _PROBE_RATIO = 2, 25, 8.0
+# Of many narrow heads fewer are tried, on so many times the counting limit of examples.
+_FACTORED_STARTS, _PROBE_RATIO = 2, 8.0
 # Held-out examples it takes to judge whether a head is missing.
 _PROBE_HELD = 8
 
@@ -45,10 +47,8 @@ def one_more_head(
     if held.n < _PROBE_HELD or fitted.n < 1.5 * limit:
         return None
     rng = generator(run.seed, Stream.MISSING_HEAD)
-    if more.prefers_factors:
-        larger = _one_more_narrow(layer, fitted, more, limit, run, rng)
-    else:
-        larger = _one_more(layer, fitted, more, run, rng)
+    probe = _add_factored if more.prefers_factors else _add_dense
+    larger = probe(layer, fitted, more, run, rng)
     residuals = residuals or measure_residuals(layer, held)
     before = residuals.squared
     after = measure_residuals(larger, held, residuals.labels).squared
@@ -60,7 +60,7 @@ def one_more_head(
     return float(gains.mean() / before.mean()) if significant else 0.0
 
 
-def _one_more(
+def _add_dense(
     layer: AttentionLayer,
     fitted: Examples,
     more: Architecture,
@@ -68,27 +68,26 @@ def _one_more(
     rng: np.random.Generator,
 ) -> AttentionLayer:
     """The best layer that several heads of any rank, added in turn, lead to."""
-    problem = make_problem(fitted, more)
+    problem = make_problem(fitted, Dense(more))
     added = rng.normal(size=(_PROBE_STARTS, 1, problem.query_dim, problem.d))
     added *= rng.uniform(1.0, 4.0, size=(_PROBE_STARTS, 1, 1, 1)) / np.linalg.norm(
         added, axis=(2, 3), keepdims=True
     )
     known = np.broadcast_to(problem.theta(layer), (_PROBE_STARTS, *problem.theta(layer).shape))
-    state = init_state(np.concatenate([known, added], axis=1), problem)
+    state = init_dense(np.concatenate([known, added], axis=1), problem)
     for step in range(_PROBE_STEPS):
-        state = descend(state, problem)
+        state = take_step(state, problem)
         run.emit("one more head", step, float(np.nanmin(np.asarray(state.loss))))
         if has_converged(state).all() or run.is_over():
             break
-    best = int(np.nanargmin(np.asarray(state.loss)))
-    return problem.layer(np.asarray(state.theta[best]), np.asarray(state.w[best]))
+    found: AttentionLayer = best_layer(state, problem)
+    return found
 
 
-def _one_more_narrow(
+def _add_factored(
     layer: AttentionLayer,
     fitted: Examples,
     more: Architecture,
-    limit: float,
     run: Run,
     rng: np.random.Generator,
 ) -> AttentionLayer:
@@ -96,29 +95,19 @@ def _one_more_narrow(
 
     It is given no more examples than polish takes.
     """
-    part = fitted.sample(int(np.ceil(_PROBE_RATIO * limit)), seed=0)
+    part = fitted.sample(int(np.ceil(_PROBE_RATIO * fitted.counting_limit(more))), seed=0)
     x, y, lengths = part.arrays()
     left = Examples(x, y - layer(x, lengths), lengths if part.has_lengths else None)
-    single = more.with_heads(1)
-    alone = make_problem(left, single, factored=True)
-    starts = []
-    for _ in range(_NARROW_STARTS):
-        head = random_heads(single, rng)
-        starts.append(
-            polish_heads(head, alone, run, stage="one more head", max_steps=_NARROW_STEPS)
+    alone = make_problem(left, Factored(more.with_heads(1)))
+    starts = [
+        minimise(
+            alone.parametrisation.init(rng),
+            alone,
+            run,
+            stage="one more head",
+            max_steps=_PROBE_STEPS,
         )
-    head, _ = min(starts, key=lambda start: start[1])
-    added = to_layer(head, single, alone.units)
-    vectors = None
-    if layer.key_vector is not None and added.key_vector is not None:
-        vectors = np.concatenate([layer.key_vector, added.key_vector])
-    out_bias = layer.out_bias
-    if out_bias is not None and added.out_bias is not None:
-        out_bias = out_bias + added.out_bias
-    return AttentionLayer(
-        np.concatenate([layer.theta, added.theta]),
-        np.concatenate([layer.w, added.w]),
-        vectors,
-        out_bias,
-        layer.causal,
-    )
+        for _ in range(_FACTORED_STARTS)
+    ]
+    best = min(starts, key=lambda start: start.loss)
+    return join_heads(layer, alone.to_layer(best.params))

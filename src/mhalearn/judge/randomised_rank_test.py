@@ -7,7 +7,6 @@ nothing is open. The freedom of factors, which changes no head, does no harm.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,16 +23,13 @@ from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Array, Float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
-from mhalearn.layer.attention import forward
-from mhalearn.layer.batches import Chunk, sum_over_chunks
-from mhalearn.layer.factored import (
-    Factors,
-    has_full_rank,
-    to_heads,
-)
+from mhalearn.layer.batches import Chunk
+from mhalearn.layer.dense import Dense, DenseHeads
+from mhalearn.layer.factored import Factored, Factors
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.parametrisation import Parametrisation
 from mhalearn.solvers.cg import CGResult, conjugate_gradients
-from mhalearn.solvers.gauss_newton_factored import curvature
+from mhalearn.solvers.normal_equations import curvature
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 # A share of a random change that is rounding. One open direction among a million shows a share of
@@ -76,30 +72,26 @@ def run_rank_test(
     rng = generator(seed, Stream.RANK_TEST)
     order = rng.permutation(examples.n)
 
-    def prepare(considered: Architecture, enough: float = _ENOUGH) -> tuple[Problem, int]:
-        limit = examples.counting_limit(considered)
+    def prepare(kind: Parametrisation, enough: float = _ENOUGH) -> tuple[Problem, int]:
+        limit = examples.counting_limit(kind.architecture)
         count = int(min(examples.n, np.ceil(enough * limit)))
-        part = examples.subset(np.sort(order[:count]))
-        return make_problem(part, considered, factored=considered.is_low_rank), count
+        return make_problem(examples.subset(np.sort(order[:count])), kind), count
 
-    at: Any
-    narrow = False
-    if architecture.is_low_rank:
-        problem, count = prepare(architecture)
-        at = to_heads(layer, architecture, problem.units)
-        narrow = has_full_rank(at, layer, architecture, problem.units)
-    if not narrow:  # where nothing is open among all layers, nothing is among those of a rank
-        architecture = architecture.with_any_rank()
-        problem, count = prepare(architecture)
-        at = jnp.asarray(problem.theta(layer)), jnp.asarray(problem.w(layer))
+    problem, count = prepare(architecture.parametrisation())
+    kind = problem.parametrisation
+    at = kind.from_layer(layer, problem.units)
+    if isinstance(kind, Factored) and not kind.has_full_rank(at, layer, problem.units):
+        # Where nothing is open among all layers, nothing is among those of a rank.
+        problem, count = prepare(Dense(architecture.with_any_rank()))
+        kind = problem.parametrisation
+        at = kind.from_layer(layer, problem.units)
     flat, unflatten = ravel_pytree(at)
     u = jnp.asarray(rng.standard_normal(flat.size))
-    changes = partial(_changes_of_heads if narrow else _changes_of_matrices, at)
+    changes = partial(_measure_changes, at)
     whole = changes(unflatten(u))
     left, null_component, weakest, asked_more = u, 1.0, np.inf, False
     for _ in range(_ROUNDS):
-        found = _answer(at, problem.data, left, narrow=narrow, devices=problem.devices)
-        found = replicate(found)
+        found = replicate(_answer(at, problem.data, left, kind, problem.devices))
         left = left - found.solution
         weakest = min(weakest, _smallest_eigenvalue(found))
         # Where no change of the factors moves a matrix that is zero, nothing is known of it.
@@ -111,7 +103,7 @@ def run_rank_test(
             break
         if not found.converged and not asked_more:
             # Too badly conditioned to solve: ask more. All that was seen they see.
-            problem, count = prepare(architecture, _MOST)
+            problem, count = prepare(kind, _MOST)
             asked_more, weakest = True, np.inf
         elif not null_component < before / 2:
             break
@@ -119,47 +111,29 @@ def run_rank_test(
         return RankTest(null_component, np.inf, count)
     theta = float(np.sqrt(np.mean(np.sum(problem.theta(layer) ** 2, axis=(1, 2))))) or 1.0
     w = float(np.sqrt(np.sum(problem.w(layer) ** 2) / layer.n_heads)) or 1.0
-    steepest = _steepest(at, narrow)
+    steepest = _steepest(at)
     relative = max(steepest[0] / theta, steepest[1] / w)
     error_amplification = _MARGIN * relative / (math.sqrt(weakest) * problem.units.y_scale)
     return RankTest(null_component, error_amplification, count)
 
 
-@partial(compiled, static_argnames=("narrow", "devices"))
-def _answer(at: Any, data: Chunk, left: Array, *, narrow: bool, devices: int) -> CGResult:
+@partial(compiled, static_argnums=(3, 4))
+def _answer(at: Any, data: Chunk, left: Array, kind: Parametrisation, devices: int) -> CGResult:
     """A step whose effect is about that of `left`, and the coefficients of its search."""
-    curve = curvature if narrow else _curvature
-    right = curve(at, data, devices)(left)
+    right = curvature(kind, at, data, devices)(left)
     size = jnp.linalg.norm(right)
-    if narrow:
+    if isinstance(kind, Factored):
         at, data = in_single(at), in_single(data)
-    kind = jax.tree.leaves(at)[0].dtype
+    dtype = jax.tree.leaves(at)[0].dtype
     with jax.default_matmul_precision("highest"):
         found = conjugate_gradients(
-            curve(at, data, devices),
+            curvature(kind, at, data, devices),
             lambda v: v,
-            (right / jnp.where(size > 0, size, 1.0)).astype(kind),
-            jnp.asarray(_TOLERANCE, kind),
+            (right / jnp.where(size > 0, size, 1.0)).astype(dtype),
+            jnp.asarray(_TOLERANCE, dtype),
             _CG_STEPS,
         )
     return found._replace(solution=size * found.solution.astype(left.dtype))
-
-
-def _curvature(at: tuple[Array, Array], data: Chunk, devices: int) -> Callable[[Array], Array]:
-    """J^T J as a function of flat steps, for heads of any rank."""
-    unflatten = ravel_pytree(at)[1]
-
-    def product(step: Array) -> Array:
-        def on(chunk: Chunk) -> Any:
-            def outputs(parameters: tuple[Array, Array]) -> Array:
-                return forward(*parameters, chunk)
-
-            _, change = jax.jvp(outputs, (at,), (unflatten(step),))
-            return jax.vjp(outputs, at)[1](change)[0]
-
-        return ravel_pytree(sum_over_chunks(on, data, devices))[0]
-
-    return product
 
 
 def _smallest_eigenvalue(found: CGResult) -> float:
@@ -174,22 +148,20 @@ def _smallest_eigenvalue(found: CGResult) -> float:
     return float(scipy.linalg.eigvalsh_tridiagonal(diagonal, beside)[0])
 
 
-def _changes_of_matrices(at: tuple[Array, Array], step: tuple[Array, Array]) -> Float64:
-    """Norms of the changes of every Theta and W, and of the bias."""
+def _measure_changes(at: DenseHeads | Factors, step: DenseHeads | Factors) -> Float64:
+    """Norms of the changes of every Theta and W, and of the bias; none of d x d matrices is made
+    of factors."""
+    if isinstance(at, Factors):
+        query, key, value, out, _ = (np.asarray(part) for part in at)
+        to_query, to_key, to_value, to_out, to_bias = (np.asarray(part) for part in step)
+        theta = _norms([to_query, query], [key.swapaxes(1, 2), to_key.swapaxes(1, 2)])
+        w = _norms([to_value, value], [out, to_out])
+        return np.concatenate([theta, w, np.linalg.norm(to_bias, axis=1)])
     theta, w = map(np.asarray, step)
     m, _, d = theta.shape
     heads, bias = np.split(w, [m * d])
     rows = [*theta.reshape(m, -1), *heads.reshape(m, -1), *bias]
     return np.array([np.linalg.norm(row) for row in rows])
-
-
-def _changes_of_heads(at: Factors, step: Factors) -> Float64:
-    """The same for heads by their factors."""
-    query, key, value, out, _ = (np.asarray(part) for part in at)
-    to_query, to_key, to_value, to_out, to_bias = (np.asarray(part) for part in step)
-    theta = _norms([to_query, query], [key.swapaxes(1, 2), to_key.swapaxes(1, 2)])
-    w = _norms([to_value, value], [out, to_out])
-    return np.concatenate([theta, w, np.linalg.norm(to_bias, axis=1)])
 
 
 def _norms(lefts: list[Float64], rights: list[Float64]) -> Float64:
@@ -199,9 +171,9 @@ def _norms(lefts: list[Float64], rights: list[Float64]) -> Float64:
     return np.linalg.norm(triangle @ right, axis=(1, 2))
 
 
-def _steepest(at: Any, narrow: bool) -> tuple[float, float]:
+def _steepest(at: DenseHeads | Factors) -> tuple[float, float]:
     """How far a unit step of the parameters moves a Theta or a W at most."""
-    if not narrow:
+    if isinstance(at, DenseHeads):
         return 1.0, 1.0
     sizes = [float(np.linalg.norm(np.asarray(part), 2, axis=(1, 2)).max()) for part in at[:4]]
     query, key, value, out = sizes

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +11,9 @@ from mhalearn._runtime.programs import compiled
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
 from mhalearn.data.label_precision import Precision, label_precision
-from mhalearn.layer.attention import attend, forward, stacked_heads, tangent
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.parametrisation import Parametrisation, Params
 
 # How much further from exact a single output column and the median example may be.
 _PARTS = 10
@@ -94,15 +95,12 @@ def measure_residuals(
     )
 
 
-@compiled
+@partial(compiled, static_argnums=0)
 def _residual_sums(
-    theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
+    parametrisation: Parametrisation, params: Params, chunk: Chunk
 ) -> tuple[Float[Array, "3 b"], Float[Array, "3 e"]]:
     """Squared residuals, labels, and sizes of the terms that labels are sums of: summed over each
     example, and over each output column."""
-    m, _, d = theta.shape
-    at = tangent(attend(theta, chunk).p, stacked_heads(w, m, d), chunk)
-    sizes = jnp.einsum("brmj,bmje->bre", at.p, jnp.abs(at.values))
-    sizes += jnp.abs(chunk.constant * chunk.weight[..., None]) @ jnp.abs(w[m * d :])
-    parts = jnp.stack([forward(theta, w, chunk) - chunk.labels, chunk.labels, sizes]) ** 2
+    residual = parametrisation.outputs(params, chunk) - chunk.labels
+    parts = jnp.stack([residual, chunk.labels, parametrisation.term_sizes(params, chunk)]) ** 2
     return jnp.sum(parts, axis=(2, 3)), jnp.sum(parts, axis=(1, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +14,8 @@ from mhalearn._runtime.types import Float64
 from mhalearn._runtime.validation import check_count
 
 if TYPE_CHECKING:
-    from mhalearn.layer.layer import AttentionLayer
+    from mhalearn.layer.base import Layer
+    from mhalearn.layer.parametrisation import Parametrisation
 
 # A singular value this far below the largest does not count for the rank.
 _RANK = 1e-9
@@ -49,6 +51,8 @@ class Architecture:
     out_dim: output features, d unless given.
     bias: every head has a key-side vector v_i, and the layer an output bias c.
     causal: token r sees tokens 0..r only.
+    attention: a kind of attention that this package does not have, as a class of `Parametrisation`;
+        None for softmax heads.
     """
 
     d: int
@@ -57,6 +61,7 @@ class Architecture:
     out_dim: int | None = None
     bias: bool = False
     causal: bool = False
+    attention: Callable[[Architecture], Parametrisation] | None = None
 
     def __post_init__(self) -> None:
         check_count("d", self.d)
@@ -79,6 +84,8 @@ class Architecture:
     @property
     def heads(self) -> int:
         """The number of heads, where it is given."""
+        if self.n_heads is None and self.attention is not None:
+            return 1
         if self.n_heads is None:
             raise ValueError("n_heads is open in this architecture: give it a number first")
         return self.n_heads
@@ -100,13 +107,17 @@ class Architecture:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether the rank of heads is less than matrices of these sizes have."""
+        """Whether the rank of softmax heads is less than matrices of these sizes have."""
+        return self.attention is None and self._has_low_rank
+
+    @property
+    def _has_low_rank(self) -> bool:
         return self.qk_rank < self.d or self.ov_rank < min(self.d, self.outputs)
 
     @property
     def prefers_factors(self) -> bool:
         """Whether heads are so many, of so low a rank, that their factors are searched for."""
-        low = self.head_dim is not None and 2 * self.head_dim <= self.d
+        low = self.is_low_rank and 2 * self.qk_rank <= self.d
         return low and (self.n_heads or self.usual_heads()) * self.d**2 > _LARGE
 
     def usual_heads(self) -> int:
@@ -119,8 +130,19 @@ class Architecture:
     def with_any_rank(self) -> Architecture:
         return replace(self, head_dim=None)
 
+    def parametrisation(self) -> Parametrisation:
+        """How its layers are written as numbers: by factors where their rank is low."""
+        from mhalearn.layer.dense import Dense
+        from mhalearn.layer.factored import Factored
+
+        if self.attention is not None:
+            return self.attention(self)
+        return Factored(self) if self.is_low_rank else Dense(self)
+
     def count(self) -> int:
         """Unknowns of a layer: the dimension of the set of layers, which no gauge enlarges."""
+        if self.attention is not None:
+            return self.parametrisation().count()
         return self.count_by_kind().total
 
     def count_by_kind(self) -> ParameterCount:
@@ -168,15 +190,22 @@ class Architecture:
         about_attention = share @ [self.attention_scalars(tokens).sum() for tokens in seen]
         if about_attention == 0:  # no row sees two tokens: attention is constant
             return math.inf
-        rows, span, unknowns = float(share @ sizes), self.output_span, self.count_by_kind()
+        rows = float(share @ sizes)
+        if self.attention is not None:
+            return self.count() / (rows * self.outputs)
+        span, unknowns = self.output_span, self.count_by_kind()
         everything = unknowns.total / (rows * self.outputs)
         inside = self._count(span).total / (rows * span)
         return float(max(everything, inside, unknowns.attention / about_attention))
 
-    def contains(self, layer: AttentionLayer) -> bool:
+    def contains(self, layer: Layer) -> bool:
         """Whether a layer belongs to this class: sizes, mask, biases, and ranks up to rounding."""
+        from mhalearn.layer.layer import AttentionLayer
+
         sizes = (layer.d, layer.out_dim, layer.causal) == (self.d, self.outputs, self.causal)
         heads = self.n_heads is None or layer.n_heads == self.n_heads
+        if self.attention is not None or not isinstance(layer, AttentionLayer):
+            return sizes and heads and layer.architecture.attention == self.attention
         biases = self.bias or (layer.key_vector is None and layer.out_bias is None)
         return (
             sizes

@@ -4,6 +4,7 @@ Theta_i = A_i B_i^T and W_i = C_i D_i with h columns each. The factors have a fr
 does not see, an invertible h x h matrix a pair.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +14,11 @@ import numpy as np
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
 from mhalearn.layer.batches import Chunk
+from mhalearn.layer.dense import DenseHeads
 from mhalearn.layer.layer import AttentionLayer, group_heads
+from mhalearn.layer.parametrisation import Parametrisation
 from mhalearn.layer.units import Units
 
 # Factors make a layer to this precision, and a singular value this far below the largest is none.
@@ -41,81 +45,115 @@ class Activations(NamedTuple):
     mixed: Float[Array, "*c b k m h"]
 
 
-def attend_heads(heads: Factors, chunk: Chunk) -> Activations:
-    """Cost: O(b k m h (d + k))."""
-    queries = jnp.einsum("brq,mqh->brmh", chunk.queries, heads.query)
-    keys = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, heads.key)
-    values = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, heads.value)
-    scores = jnp.einsum("brmh,bjmh->brmj", queries, keys)
-    p = jax.nn.softmax(jnp.where(chunk.allowed[:, :, None], scores, -jnp.inf), axis=-1)
-    return Activations(p, queries, keys, values, jnp.einsum("brmj,bjmh->brmh", p, values))
+@dataclass(frozen=True)
+class Factored(Parametrisation):
+    """Theta_i = A_i B_i^T and W_i = C_i D_i, of the architecture's rank."""
 
+    architecture: Architecture
+    scales = True
 
-def apply_heads(heads: Factors, chunk: Chunk) -> Float[Array, "b k e"]:
-    """Outputs on a chunk, zero where rows do not count. Cost: O(b k m h (d + k + e))."""
-    mixed = attend_heads(heads, chunk).mixed
-    outputs = jnp.einsum("brmh,mhe->bre", mixed, heads.out) + chunk.constant @ heads.bias
-    return outputs * chunk.weight[..., None]
+    @in_float64
+    def init(self, rng: np.random.Generator) -> Factors:
+        """Small factors: |Theta_i| and |W_i| are about one."""
+        a = self.architecture
+        d, e, h, r = a.d, a.outputs, a.qk_rank, a.ov_rank
+        size = (d * h**0.5) ** -0.5
 
+        def small(*shape: int) -> Array:
+            return jnp.asarray(size * rng.standard_normal((a.heads, *shape)))
 
-def push_heads(
-    heads: Factors, at: Activations, chunk: Chunk, step: Factors
-) -> Float[Array, "b k e"]:
-    """The derivative of the outputs along a step. Cost: about `apply_heads`."""
-    queries = jnp.einsum("brq,mqh->brmh", chunk.queries, step.query)
-    keys = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, step.key)
-    values = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, step.value)
-    scores = jnp.einsum("brmh,bjmh->brmj", queries, at.keys)
-    scores += jnp.einsum("brmh,bjmh->brmj", at.queries, keys)
-    p = at.p * (scores - jnp.sum(at.p * scores, axis=-1, keepdims=True))
-    mixed = jnp.einsum("brmj,bjmh->brmh", p, at.values)
-    mixed += jnp.einsum("brmj,bjmh->brmh", at.p, values)
-    outputs = jnp.einsum("brmh,mhe->bre", mixed, heads.out) + chunk.constant @ step.bias
-    outputs += jnp.einsum("brmh,mhe->bre", at.mixed, step.out)
-    return outputs * chunk.weight[..., None]
+        return Factors(
+            query=small(a.query_dim, h),
+            key=small(d, h),
+            value=small(d, r),
+            out=small(r, e),
+            bias=jnp.zeros((int(a.bias), e)),
+        )
 
+    def linearise(self, params: Factors, chunk: Chunk) -> Activations:
+        """Cost: O(b k m h (d + k))."""
+        queries = jnp.einsum("brq,mqh->brmh", chunk.queries, params.query)
+        keys = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, params.key)
+        values = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, params.value)
+        scores = jnp.einsum("brmh,bjmh->brmj", queries, keys)
+        p = jax.nn.softmax(jnp.where(chunk.allowed[:, :, None], scores, -jnp.inf), axis=-1)
+        return Activations(p, queries, keys, values, jnp.einsum("brmj,bjmh->brmh", p, values))
 
-def to_layer(heads: Factors, architecture: Architecture, units: Units) -> AttentionLayer:
-    """The layer in the user's units."""
-    query, key, value, out, bias = (np.asarray(part, np.float64) for part in heads)
-    w = (value @ out).reshape(-1, architecture.outputs)
-    return units.layer(query @ key.swapaxes(1, 2), np.concatenate([w, bias]), architecture)
+    def forward(self, params: Factors, chunk: Chunk) -> Float[Array, "b k e"]:
+        """Cost: O(b k m h (d + k + e))."""
+        mixed = self.linearise(params, chunk).mixed
+        return jnp.einsum("brmh,mhe->bre", mixed, params.out) + chunk.constant @ params.bias
 
+    def jvp(
+        self, params: Factors, at: Activations, chunk: Chunk, step: Factors
+    ) -> Float[Array, "b k e"]:
+        """Cost: about a forward pass."""
+        queries = jnp.einsum("brq,mqh->brmh", chunk.queries, step.query)
+        keys = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, step.key)
+        values = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, step.value)
+        scores = jnp.einsum("brmh,bjmh->brmj", queries, at.keys)
+        scores += jnp.einsum("brmh,bjmh->brmj", at.queries, keys)
+        p = at.p * (scores - jnp.sum(at.p * scores, axis=-1, keepdims=True))
+        mixed = jnp.einsum("brmj,bjmh->brmh", p, at.values)
+        mixed += jnp.einsum("brmj,bjmh->brmh", at.p, values)
+        outputs = jnp.einsum("brmh,mhe->bre", mixed, params.out) + chunk.constant @ step.bias
+        outputs += jnp.einsum("brmh,mhe->bre", at.mixed, step.out)
+        return outputs * chunk.weight[..., None]
 
-@in_float64
-def to_heads(layer: AttentionLayer, architecture: Architecture, units: Units) -> Factors:
-    """The nearest balanced factors of its rank. Cost: two singular value decompositions a head."""
-    theta, w = units.theta(layer, architecture.bias), units.w(layer, architecture.bias)
-    m, d = layer.n_heads, architecture.d
-    query, key = _halves(theta, architecture.qk_rank)
-    value, out = _halves(w[: m * d].reshape(m, d, -1), architecture.ov_rank)
-    parts = query, np.swapaxes(key, 1, 2), value, out, w[m * d :]
-    return Factors(*map(jnp.asarray, parts))
+    def invariants(self, params: Factors) -> DenseHeads:
+        """Theta and the stacked W, which no change of basis inside a pair of factors moves."""
+        theta = jnp.einsum("mqh,mdh->mqd", params.query, params.key)
+        w = jnp.einsum("mdh,mhe->mde", params.value, params.out)
+        return DenseHeads(theta, jnp.concatenate([w.reshape(-1, w.shape[-1]), params.bias]))
+
+    def to_layer(self, params: Factors, units: Units) -> AttentionLayer:
+        query, key, value, out, bias = (np.asarray(part, np.float64) for part in params)
+        w = (value @ out).reshape(-1, self.architecture.outputs)
+        theta = query @ key.swapaxes(1, 2)
+        return units.layer(theta, np.concatenate([w, bias]), self.architecture)
+
+    @in_float64
+    def from_layer(self, layer: Layer, units: Units) -> Factors:
+        """The nearest balanced factors. Cost: two singular value decompositions a head."""
+        assert isinstance(layer, AttentionLayer)
+        a = self.architecture
+        theta, w = units.theta(layer, a.bias), units.w(layer, a.bias)
+        m, d = layer.n_heads, a.d
+        query, key = _halves(theta, a.qk_rank)
+        value, out = _halves(w[: m * d].reshape(m, d, -1), a.ov_rank)
+        parts = query, np.swapaxes(key, 1, 2), value, out, w[m * d :]
+        return Factors(*map(jnp.asarray, parts))
+
+    def has_full_rank(self, params: Factors, layer: Layer, units: Units) -> bool:
+        """Whether balanced factors make the layer, with no column of them near zero.
+
+        Only then do changes of the factors make all changes of heads of their rank.
+        """
+        assert isinstance(layer, AttentionLayer)
+        made, bias = self.to_layer(params, units), self.architecture.bias
+        for matrices, others in (
+            (units.theta(layer, bias), units.theta(made, bias)),
+            (layer.w, made.w),
+        ):
+            off = np.linalg.norm(matrices - others, axis=(1, 2))
+            if np.any(off > _EXACT * np.linalg.norm(matrices, axis=(1, 2))):
+                return False
+        sizes = [np.sum(np.asarray(part) ** 2, axis=1) for part in (params.query, params.value)]
+        return all(bool(np.all(size.min(axis=1) > _DEFICIENT * size.max(axis=1))) for size in sizes)
+
+    def size(self) -> int:
+        a = self.architecture
+        query_key, value_out = a.query_dim + a.d, a.d + a.outputs
+        return a.heads * (a.qk_rank * query_key + a.ov_rank * value_out) + a.bias * a.outputs
+
+    def count(self) -> int:
+        return self.architecture.count()
 
 
 def _halves(product: Any, rank: int) -> tuple[Any, Any]:
     u, s, vt = np.linalg.svd(product, full_matrices=False)
     root = np.sqrt(s[:, :rank])
     return u[:, :, :rank] * root[:, None], root[:, :, None] * vt[:, :rank]
-
-
-def has_full_rank(
-    heads: Factors, layer: AttentionLayer, architecture: Architecture, units: Units
-) -> bool:
-    """Whether balanced factors make the layer, with no column of them near zero.
-
-    Only then do changes of the factors make all changes of heads of their rank.
-    """
-    made, bias = to_layer(heads, architecture, units), architecture.bias
-    for matrices, others in (
-        (units.theta(layer, bias), units.theta(made, bias)),
-        (layer.w, made.w),
-    ):
-        off = np.linalg.norm(matrices - others, axis=(1, 2))
-        if np.any(off > _EXACT * np.linalg.norm(matrices, axis=(1, 2))):
-            return False
-    sizes = [np.sum(np.asarray(part) ** 2, axis=1) for part in (heads.query, heads.value)]
-    return all(bool(np.all(size.min(axis=1) > _DEFICIENT * size.max(axis=1))) for size in sizes)
 
 
 @in_float64
@@ -154,7 +192,7 @@ def merge_heads(heads: Factors, alike: float, small: float, most: int | None = N
 
 @in_float64
 def pad_with_zero_heads(heads: Factors, count: int) -> Factors:
-    """As many heads, those that are missing zero: they change nothing, and no slope moves them."""
+    """Pad with zero heads, which are stationary points."""
     missing = ((0, count - len(heads.query)), (0, 0), (0, 0))
     wider = [np.pad(np.asarray(part), missing) for part in heads[:4]]
     return Factors(*_placed(*wider, heads.bias))
@@ -179,22 +217,3 @@ def _balanced(left: Float64, right: Float64) -> tuple[Float64, Float64]:
     u, s, vt = np.linalg.svd(r @ t.T, full_matrices=False)
     root = np.sqrt(s)
     return q @ (u * root), (root[:, None] * vt) @ p.T
-
-
-@in_float64
-def random_heads(architecture: Architecture, rng: np.random.Generator) -> Factors:
-    """Small factors: |Theta_i| and |W_i| are about one."""
-    d, e, q = architecture.d, architecture.outputs, architecture.query_dim
-    h, r = architecture.qk_rank, architecture.ov_rank
-    size = (d * h**0.5) ** -0.5
-
-    def small(*shape: int) -> Array:
-        return jnp.asarray(size * rng.standard_normal((architecture.heads, *shape)))
-
-    return Factors(
-        query=small(q, h),
-        key=small(d, h),
-        value=small(d, r),
-        out=small(r, e),
-        bias=jnp.zeros((int(architecture.bias), e)),
-    )

@@ -6,32 +6,27 @@ F(X) = sum_i softmax(X Theta_i X^T + 1 (X v_i)^T) X W_i + 1 c^T
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mhalearn._runtime import storage
-from mhalearn._runtime.programs import compiled, float64, on_device
-from mhalearn._runtime.types import Array, Float, Float64
-from mhalearn._runtime.validation import check_array, check_inputs
+from mhalearn._runtime.types import Float64
+from mhalearn._runtime.validation import check_array
 from mhalearn.layer.architecture import Architecture
-from mhalearn.layer.attention import forward
-from mhalearn.layer.batches import Chunk, make_chunk
-
-# Doubles held at once while a layer is applied: 64 MiB on a CPU.
-_WORKSPACE = 2**23
+from mhalearn.layer.base import Layer
+from mhalearn.layer.parametrisation import Parametrisation, Params
 
 # How the tensors of a layer's file that are factors begin.
 _FACTORS = "factors."
 
 
-class AttentionLayer:
+class AttentionLayer(Layer):
     """A multi-head attention layer, immutable, in float64.
 
     theta: (m, d, d) attention (QK) matrices; w: (m, d, e) projection (OV) matrices;
@@ -71,7 +66,7 @@ class AttentionLayer:
             raise ValueError(
                 f"out_bias has shape {self.out_bias.shape}: expected ({self.w.shape[2]},)"
             )
-        self.causal = bool(causal)
+        self._causal = bool(causal)
         self.metadata = dict(metadata or {})
         self.seen = np.zeros(0, np.uint64) if seen is None else seen
         if self.seen.dtype != np.uint64 or self.seen.ndim != 1:
@@ -94,15 +89,22 @@ class AttentionLayer:
         return self.w.shape[2]
 
     @property
+    def causal(self) -> bool:
+        return self._causal
+
+    @cached_property
     def architecture(self) -> Architecture:
         """The class of layers it was learned in, as it says itself, or that of its sizes."""
-        bias = self.key_vector is not None or self.out_bias is not None
-        sizes = Architecture(self.d, self.n_heads, None, self.out_dim, bias, self.causal)
         said = self.metadata.get("head_dim", "")
         if not (said.isdecimal() and 0 < int(said) <= self.d):
-            return sizes
-        ranked = replace(sizes, head_dim=int(said))
-        return ranked if ranked.contains(self) else sizes
+            return self._sizes
+        ranked = replace(self._sizes, head_dim=int(said))
+        return ranked if ranked.contains(self) else self._sizes
+
+    @property
+    def _sizes(self) -> Architecture:
+        bias = self.key_vector is not None or self.out_bias is not None
+        return Architecture(self.d, self.n_heads, None, self.out_dim, bias, self.causal)
 
     def __repr__(self) -> str:
         extras = [
@@ -117,14 +119,14 @@ class AttentionLayer:
         shape = f"n_heads={self.n_heads}, d={self.d}, out_dim={self.out_dim}"
         return f"AttentionLayer({', '.join([shape, *extras])})"
 
-    def replace(self, **changes: Any) -> AttentionLayer:
+    def replace(self, **changes: Any) -> Self:
         """A copy with some constructor arguments changed; other parameters drop the factors."""
         parameters = ("theta", "w", "key_vector", "out_bias")
         names = (*parameters, "causal", "metadata", "seen", "factors")
         kept = {name: getattr(self, name) for name in names}
         if not changes.keys().isdisjoint(parameters):
             kept["factors"] = None
-        return AttentionLayer(**(kept | changes))
+        return type(self)(**(kept | changes))
 
     @property
     def query_theta(self) -> Float64:
@@ -139,49 +141,21 @@ class AttentionLayer:
         stacked = self.w.reshape(-1, self.out_dim)
         return stacked if self.out_bias is None else np.vstack([stacked, self.out_bias])
 
-    def __call__(self, x: ArrayLike, lengths: ArrayLike | None = None) -> Float64:
-        """Apply the layer to X (n, k, d). Rows past an example's length are zero.
+    @property
+    def parametrisation(self) -> Parametrisation:
+        from mhalearn.layer.dense import Dense  # which makes layers
 
-        Cost: O(n m k d (d + k + e)) time; memory beside X and Y bounded by a fixed workspace.
-        """
-        tokens, lengths = check_inputs(x, self.d, lengths)
-        outputs = np.empty((*tokens.shape[:2], self.out_dim))
-        for part, found in self.over_chunks(_outputs, tokens, lengths):
-            outputs[part] = found[: part.stop - part.start]
-        return outputs
+        return Dense(self._sizes)
 
-    def over_chunks(
-        self,
-        function: Callable[..., Any],
-        x: ArrayLike,
-        lengths: ArrayLike | None = None,
-        labels: NDArray[Any] | None = None,
-    ) -> Iterator[tuple[slice, Any]]:
-        """A compiled function of (theta, w, chunk) on all examples: which ones, and its arrays.
+    @property
+    def params(self) -> Params:
+        from mhalearn.layer.dense import DenseHeads
 
-        Memory: a fixed workspace. What the function returns may hold more examples than were asked
-        about: the last ones pad.
-        """
-        tokens, lengths = check_inputs(x, self.d, lengths)
-        n, k, d = tokens.shape
-        per_example = k * (self.n_heads * (2 * k + 3 * d) + 2 * d + self.out_dim)
-        size = min(_chunk_size(n), max(1, on_device(_WORKSPACE) // per_example))
-        with float64():
-            theta, w = jnp.asarray(self.query_theta), jnp.asarray(self.stacked_w)
-        for start in range(0, n, size):
-            part = slice(start, min(start + size, n))
-            with float64():
-                chunk = make_chunk(
-                    tokens[part],
-                    lengths[part],
-                    key_vector=self.key_vector is not None,
-                    out_bias=self.out_bias is not None,
-                    causal=self.causal,
-                    labels=None if labels is None else labels[part],
-                    size=size,
-                )
-                result = jax.tree.map(np.asarray, function(theta, w, chunk))
-            yield part, result
+        return DenseHeads(self.query_theta, self.stacked_w)  # type: ignore[arg-type]
+
+    def chunk_options(self) -> dict[str, bool]:
+        biases = self.key_vector is not None, self.out_bias is not None
+        return {"key_vector": biases[0], "out_bias": biases[1], "causal": self.causal}
 
     def canonical(self, *, tolerance: float = 1e-8) -> AttentionLayer:
         """Merge heads of equal attention, drop heads with zero W, order by decreasing norm of W.
@@ -228,6 +202,24 @@ class AttentionLayer:
         metadata = self.metadata | {"kind": "layer", "causal": str(self.causal).lower()}
         storage.write_tensors(path, tensors, metadata)
 
+    def export(self, path: str | Path) -> None:
+        """Write the layer as a program, a .jaxexport file, that runs without this package.
+
+        X (n, k, d) in float64, for any n and k; biases and mask are part of it. It is not for
+        sequences of different lengths, and works on all of X at once. To run it, with jax and
+        flatbuffers alone (`import jax.export`):
+
+            program = jax.export.deserialize(Path("layer.jaxexport").read_bytes())
+            with jax.enable_x64(True):
+                Y = program.call(X)
+
+        JAX reads such files for some months after the version that wrote them; `save` is for
+        keeping. Written atomically, by `jax.export`: needs the extra mhalearn[export].
+        """
+        from mhalearn.layer.export import export_layer
+
+        export_layer(self, path)
+
 
 def load_layer(path: str | Path) -> AttentionLayer:
     """Read a layer that `AttentionLayer.save` wrote."""
@@ -253,6 +245,17 @@ def load_layer(path: str | Path) -> AttentionLayer:
         raise ValueError(f"{storage.show(path)}: {error}") from None
 
 
+def join_heads(layer: AttentionLayer, other: AttentionLayer) -> AttentionLayer:
+    """The sum of two layers, which have the same sizes, mask and kinds of biases."""
+    vectors, out_bias = layer.key_vector, layer.out_bias
+    if vectors is not None and other.key_vector is not None:
+        vectors = np.concatenate([vectors, other.key_vector])
+    if out_bias is not None and other.out_bias is not None:
+        out_bias = out_bias + other.out_bias
+    theta, w = np.concatenate([layer.theta, other.theta]), np.concatenate([layer.w, other.w])
+    return AttentionLayer(theta, w, vectors, out_bias, layer.causal)
+
+
 def parameters_hash(layer: AttentionLayer) -> str:
     """SHA-256 of the parameters as 64-bit floats."""
     parts = (layer.theta, layer.w, layer.key_vector, layer.out_bias)
@@ -276,21 +279,7 @@ def group_heads(apart: Float64, sizes: Float64, near: float) -> list[list[int]]:
     return groups
 
 
-@compiled
-def _outputs(
-    theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk
-) -> Float[Array, "b k e"]:
-    return forward(theta, w, chunk)
-
-
 def _parameter(name: str, value: ArrayLike, ndim: int) -> Float64:
     array = np.array(check_array(name, value, ndim), dtype=np.float64)
     array.setflags(write=False)
     return array
-
-
-def _chunk_size(n: int) -> int:
-    """Of few values, so that programs are shared; few examples are all one to an accelerator."""
-    if jax.default_backend() != "cpu" and n <= 2048:
-        return 256
-    return 1 << max(0, n - 1).bit_length()

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from mhalearn._runtime import devices, storage
 from mhalearn._runtime.programs import in_float64
+from mhalearn.layer.base import Layer, ParametrisedLayer
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.parametrisation import Parametrisation
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -29,6 +31,8 @@ Arrays = dict[str, NDArray[Any]]
 _SECONDS, _SHARE = 2.0, 20.0
 # Tensors of the file that are not the layer's: about the run, of all the rest, and the states.
 _OURS = "journal/"
+# How the arrays of a state that are parameters of another kind of attention begin.
+_PARAMETER = "parameter."
 _RUN, _DIGEST, _STATE = f"{_OURS}run", f"{_OURS}digest", f"{_OURS}at/"
 
 
@@ -43,7 +47,8 @@ class Checkpoint:
         self, path: str | Path | None = None, run: Mapping[str, Any] | None = None
     ) -> None:
         self.path = path
-        self.best: tuple[AttentionLayer, float] | None = None  # and its error
+        self.kind: Parametrisation | None = None  # of attention, where layers are not softmax heads
+        self.best: tuple[Layer, float] | None = None  # and its error
         self.records = 0  # made so far, by all processes together
         self.resumed = False
         self.is_plain = False  # resumed from a layer file that is no journal
@@ -77,7 +82,7 @@ class Checkpoint:
         return journal
 
     @property
-    def start(self) -> AttentionLayer | None:
+    def start(self) -> Layer | None:
         """The layer it was resumed from, where there is nothing else to go on from."""
         return self.best[0] if self.resumed and self.best and not self._states else None
 
@@ -109,14 +114,14 @@ class Checkpoint:
             leaves.append(type(leaf)(known) if isinstance(leaf, bool | int | float) else known)
         return jax.tree.unflatten(structure, leaves)
 
-    def recall_layer(self, name: str, *needs: str) -> tuple[AttentionLayer, dict[str, Any]] | None:
+    def recall_layer(self, name: str, *needs: str) -> tuple[Any, dict[str, Any]] | None:
         """A state made by `to_arrays`, as a layer, and all of the state."""
-        found = self.recall(name, needs=("theta", "w", "causal", *needs))
+        found = self.recall(name, needs=needs)
         if found is None:
             return None
         try:
-            return from_arrays(found), found
-        except (ValueError, TypeError):
+            return from_arrays(found, self.kind), found
+        except (ValueError, TypeError, KeyError):
             raise self.damaged() from None
 
     def record(self, name: str, state: Any, *, now: bool = False) -> None:
@@ -168,7 +173,7 @@ class Checkpoint:
 
     # What a run uses
 
-    def keep(self, layer: AttentionLayer, error: float) -> None:
+    def keep(self, layer: Layer, error: float) -> None:
         """Remember the best layer so far."""
         self.best = layer, error
         self._changed = True
@@ -199,8 +204,9 @@ class Checkpoint:
             layer, error = self.best
             tensors |= to_arrays(layer)
             tensors["seen"] = layer.seen if self._seen is None else self._seen
-            causal = str(bool(tensors.pop("causal"))).lower()
-            metadata = {"kind": "layer", "causal": causal, "held_out_loss": repr(error)}
+            if isinstance(layer, AttentionLayer):
+                causal = str(bool(tensors.pop("causal"))).lower()
+                metadata = {"kind": "layer", "causal": causal, "held_out_loss": repr(error)}
         tensors[_DIGEST] = _digest(tensors, metadata)
         try:
             storage.write_tensors(path, tensors, metadata)
@@ -290,15 +296,27 @@ def holds_something(path: str | Path) -> bool:
         return False
 
 
-def to_arrays(layer: AttentionLayer) -> Arrays:
+def to_arrays(layer: Layer) -> Arrays:
     """A layer's parameters as a state."""
+    if not isinstance(layer, AttentionLayer):
+        return {f"{_PARAMETER}{name}": np.asarray(leaf) for name, leaf in layer.params.items()}
     parts = {"theta": layer.theta, "w": layer.w, "causal": np.array(layer.causal)}
     biases = {"key_vector": layer.key_vector, "out_bias": layer.out_bias}
     return parts | {name: bias for name, bias in biases.items() if bias is not None}
 
 
-def from_arrays(arrays: Mapping[str, Any]) -> AttentionLayer:
-    """The layer of a state made by `to_arrays`; other arrays in it do not matter."""
+def from_arrays(arrays: Mapping[str, Any], kind: Parametrisation | None = None) -> Any:
+    """The layer of a state made by `to_arrays`; other arrays in it do not matter.
+
+    kind: of attention, where it is not that of softmax heads.
+    """
+    if kind is not None:
+        named = {
+            name.removeprefix(_PARAMETER): leaf
+            for name, leaf in arrays.items()
+            if name.startswith(_PARAMETER)
+        }
+        return ParametrisedLayer(kind, {name: named[name] for name in kind.shapes()})
     biases = arrays.get("key_vector"), arrays.get("out_bias")
     return AttentionLayer(arrays["theta"], arrays["w"], *biases, bool(arrays["causal"]))
 

@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.base import Layer
 
 
 class Outcome(enum.Enum):
@@ -30,7 +30,7 @@ class Candidate:
     judge's word.
     """
 
-    layer: AttentionLayer
+    layer: Layer
     outcome: Outcome = Outcome.FITTED
     reason: str = ""  # one sentence: why it ended so
     loss: float = float("nan")  # relative squared error on the examples that chose the layer

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.base import Layer
 from mhalearn.run.checkpoint import Checkpoint, to_arrays
 from mhalearn.run.clock import Clock
 from mhalearn.run.events import Event, Listener
@@ -26,9 +26,9 @@ class Run:
         self.clock = Clock(max_seconds)
         self.checkpoint = Checkpoint()
         self.events: list[Event] = []
-        self.best: AttentionLayer | None = None
+        self.best: Layer | None = None
         self.best_loss = float("inf")
-        self.layer_at_hand: Callable[[], AttentionLayer] | None = None
+        self.layer_at_hand: Callable[[], Layer] | None = None
         self._on_event = on_event
 
     @property
@@ -58,7 +58,7 @@ class Run:
         loss: float = float("nan"),
         detail: str = "",
         *,
-        at_hand: Callable[[], AttentionLayer] | None = None,
+        at_hand: Callable[[], Layer] | None = None,
         **data: Any,
     ) -> None:
         """Tell an event. at_hand makes the layer it speaks of, for a listener that asks at once."""
@@ -69,7 +69,7 @@ class Run:
             self._on_event(event)
             self.layer_at_hand = None
 
-    def keep(self, layer: AttentionLayer, loss: float) -> None:
+    def keep(self, layer: Layer, loss: float) -> None:
         """Remember a layer if it is better than the best so far."""
         if loss < self.best_loss:
             self.best, self.best_loss = layer, loss

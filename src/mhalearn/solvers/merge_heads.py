@@ -6,7 +6,7 @@ from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import polish_on
+from mhalearn.solvers.polish import polish_on
 
 # Surplus heads converge slowly to copies of another head or to W = 0, so they are looked for
 # generously first; polish decides whether the smaller layer still explains the examples.
@@ -35,7 +35,7 @@ def reduce_heads(
         if smaller.n_heads in tried:
             continue
         tried.add(smaller.n_heads)
-        smaller, smaller_loss = polish_on(examples, smaller, architecture, run)
+        smaller, smaller_loss, _ = polish_on(examples, smaller, architecture, run)
         missing = unknowns - architecture.with_heads(smaller.n_heads).count()
         if smaller_loss <= max(loss * math.exp(2 * missing / scalars), 1e-22):
             run.emit(

@@ -13,8 +13,11 @@ from mhalearn._runtime.programs import in_float64, on_device
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
 from mhalearn.layer.batches import Chunk, host_chunk
+from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.layer.units import Units
 
 # Doubles a chunk's intermediates may hold on a device, where the normal matrix is formed: 128 MiB
@@ -27,12 +30,16 @@ class Problem:
     """Examples of one shape, with tokens and labels near unit size."""
 
     data: Chunk  # with a leading chunk axis; over many devices, each has its own examples
-    architecture: Architecture  # with its number of heads
+    parametrisation: Parametrisation  # how layers are written here
     units: Units
     k: int
     rows: int  # rows that count
     energy: float  # sum of squared scaled labels over those rows
     devices: int = 1  # over which the examples are spread
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.parametrisation.architecture
 
     @property
     def d(self) -> int:
@@ -50,6 +57,10 @@ class Problem:
     def query_dim(self) -> int:
         return self.architecture.query_dim
 
+    def to_layer(self, params: Params) -> Any:
+        """The layer that parameters stand for, in the user's units."""
+        return self.parametrisation.to_layer(params, self.units)
+
     def layer(self, theta: Float64, w: Float64) -> AttentionLayer:
         """Solver units (m, q, d), (p, e) -> the layer in the user's units."""
         return self.units.layer(theta, w, self.architecture)
@@ -59,6 +70,10 @@ class Problem:
         return self.layer(
             np.zeros((n_heads, self.query_dim, self.d)), np.zeros((width, self.out_dim))
         )
+
+    def zero_layer_like(self, layer: Layer) -> Any:
+        """What zero labels ask for: no attention, no projection, where that is a layer."""
+        return self.zero_layer(layer.n_heads) if isinstance(layer, AttentionLayer) else layer
 
     def theta(self, layer: AttentionLayer) -> Float64:
         """The attention parameters (m, q, d) of a layer, in solver units."""
@@ -70,31 +85,31 @@ class Problem:
 
 
 @in_float64
-def make_problem(
-    examples: Examples, architecture: Architecture, *, factored: bool = False
-) -> Problem:
+def make_problem(examples: Examples, parametrisation: Parametrisation) -> Problem:
     """Bring examples into solver units. Memory: one float64 copy of the examples, padded.
 
     The number of examples is padded to three leading bits, so that fits of nearly the same size
-    share one compiled program. factored: for numerics in the factors of heads, which hold less a
-    row.
+    share one compiled program.
     Where it pays (`devices.how_many`) the examples are spread over all devices: each process
     brings its own, and pads them to as many as the largest share.
     """
     n, k, d, out_dim = examples.n, examples.k, examples.d, examples.out_dim
-    n_heads, bias = architecture.heads, architecture.bias
+    architecture, dense = parametrisation.architecture, isinstance(parametrisation, Dense)
+    n_heads, bias = architecture.n_heads or 1, architecture.bias
     over = devices.count_useful_devices(n * k * n_heads * d * (d + k + out_dim))
     processes = devices.n_processes() if over > 1 else 1
     x, y, lengths = (examples.mine() if over > 1 else examples).arrays()
     most = int(np.diff(examples.bounds).max()) if over > 1 else n
     inside = np.arange(k) < lengths[:, None]
     rows, x_squares, y_squares = _sums(x, y, inside, processes)
-    x_scale = _power_of_two_near(np.sqrt(x_squares / (rows * d)))
-    y_scale = _power_of_two_near(np.sqrt(y_squares / (rows * out_dim)))
+    x_scale = y_scale = 1.0
+    if parametrisation.scales:
+        x_scale = _power_of_two_near(np.sqrt(x_squares / (rows * d)))
+        y_scale = _power_of_two_near(np.sqrt(y_squares / (rows * out_dim)))
     query_dim, width = d + bias, n_heads * d + bias
     # Of a row; the products C_i W_i are there three times, as a sum, centred and transposed.
     held = (n_heads * d) ** 2 + 3 * n_heads * d * out_dim + query_dim * (width + query_dim)
-    if factored:
+    if not dense:
         held = n_heads * (k + 2 * d + out_dim)
     padded, here = _few_bits_above(most), over // processes
     chunks = -(-padded * k * held // (on_device(WORKSPACE) * here))
@@ -112,11 +127,11 @@ def make_problem(
         for start in range(0, size * chunks, size)
     ]
     # Batches are drawn from each device's examples: it should have as many as the others.
-    place = partial(_spread, turns=here if factored else 1) if over > 1 else jnp.asarray
+    place = partial(_spread, turns=1 if dense else here) if over > 1 else jnp.asarray
     data = Chunk(*(place(np.stack(leaves)) for leaves in zip(*parts, strict=True)))
     return Problem(
         data=data,
-        architecture=architecture,
+        parametrisation=parametrisation,
         units=Units(x_scale, y_scale),
         k=k,
         rows=int(rows),

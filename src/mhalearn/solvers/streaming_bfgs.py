@@ -22,6 +22,7 @@ from mhalearn.layer.attention import (
     vjp,
 )
 from mhalearn.layer.batches import ROOM, Chunk, make_chunk
+from mhalearn.layer.dense import Dense, truncate
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.run import Run
 from mhalearn.solvers.scaled_problem import Problem, make_problem
@@ -69,7 +70,7 @@ def fit_streamed(
     Trust: a stationary point to a hundredth of a standard deviation of the estimate.
     """
     head_dim = architecture.head_dim
-    problem = make_problem(part, architecture.with_heads(layer.n_heads))
+    problem = make_problem(part, Dense(architecture.with_heads(layer.n_heads)))
     theta, w = jnp.asarray(problem.theta(layer)), jnp.asarray(problem.w(layer))
     if theta.size > DENSE_LIMIT:
         return None
@@ -96,7 +97,7 @@ def fit_streamed(
         if not np.isfinite(distance) or run.is_over():
             return None
         moved = theta + jnp.asarray(step[: theta.size]).reshape(theta.shape)
-        theta = tangent_projection(theta, head_dim).retract(moved)
+        theta = moved if head_dim is None else truncate(moved, head_dim)
         w = w + jnp.asarray(step[theta.size :]).reshape(w.shape)
     return None
 

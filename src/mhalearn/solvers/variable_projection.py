@@ -33,6 +33,7 @@ from mhalearn.layer.attention import (
 )
 from mhalearn.layer.batches import Chunk, sum_over_chunks
 from mhalearn.solvers.cg import conjugate_gradients
+from mhalearn.solvers.normal_equations import Step
 
 
 def query_first(theta: Float[Array, "m q d"]) -> Float[Array, "q md"]:
@@ -218,12 +219,6 @@ class TangentProjection(NamedTuple):
         rest = step - along
         return along + (rest @ self.right) @ self.right.mT
 
-    def retract(self, theta: Float[Array, "m q d"]) -> Float[Array, "m q d"]:
-        """The nearest matrices of rank h."""
-        if self.left is None:
-            return theta
-        return _truncate(theta, self.left.shape[-1])
-
 
 def tangent_projection(theta: Float[Array, "m q d"], head_dim: int | None) -> TangentProjection:
     if head_dim is None:
@@ -241,11 +236,6 @@ class SpanProjection(NamedTuple):
         return jnp.einsum("sqd,ms->mqd", self.basis, jnp.einsum("sqd,mqd->ms", self.basis, step))
 
 
-def _truncate(theta: Float[Array, "m q d"], head_dim: int) -> Float[Array, "m q d"]:
-    u, s, vt = jnp.linalg.svd(theta, full_matrices=False)
-    return (u[:, :, :head_dim] * s[:, None, :head_dim]) @ vt[:, :head_dim]
-
-
 def solve_reduced_normal_equations(
     theta: Float[Array, "m q d"],
     fit: LinearFit,
@@ -259,7 +249,7 @@ def solve_reduced_normal_equations(
     span: Float[Array, "s q d"] | None = None,
     direct: bool = False,
     single: bool = False,
-) -> Float[Array, "m q d"]:
+) -> Step:
     """Solve (S + ridge + damping D) step = J^T (Y - F) - ridge Theta by conjugate gradients.
 
     D is the preconditioner's mean diagonal in each head's block. With `head_dim` the step stays in
@@ -313,8 +303,10 @@ def solve_reduced_normal_equations(
         return inside(inner.solve(light(flat), light(damping + 1e-10)).astype(theta.dtype))
 
     scaled = inside(query_first(down) * root)
-    flat = conjugate_gradients(apply, inverse, scaled, tolerance, max_steps).solution
-    return heads_first(flat * root, m)
+    found = conjugate_gradients(apply, inverse, scaled, tolerance, max_steps)
+    flat = found.solution
+    predicted = jnp.vdot(flat, scaled) + damping * jnp.vdot(flat, flat)
+    return Step(heads_first(flat * root, m), predicted, found.converged)
 
 
 # Attention unknowns up to which the whole spectrum is computed (a dense matrix of 128 MiB).

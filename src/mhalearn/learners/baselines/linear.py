@@ -31,7 +31,7 @@ from mhalearn.learners.baselines.student import student_rng
 from mhalearn.run.checkpoint import to_arrays
 from mhalearn.run.outcome import Candidate
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import relative_error
+from mhalearn.solvers.polish import relative_error
 
 # Norms of Theta_i tried when the student is read as a softmax layer, in units where a token's
 # feature has unit size: first a few with every reading, then all of them with the best one.

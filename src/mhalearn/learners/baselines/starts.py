@@ -9,13 +9,14 @@ import numpy as np
 from mhalearn._runtime.programs import in_float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.baselines.descent import Descent, DescentTask
 from mhalearn.learners.baselines.student import Student, batches, random_student, student_rng
 from mhalearn.run.checkpoint import from_arrays, to_arrays
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import relative_error
+from mhalearn.solvers.polish import relative_error
 from mhalearn.solvers.scaled_problem import make_problem
 
 _HELD_OUT = 8  # one example in so many chooses among the starts
@@ -47,7 +48,7 @@ def prepare(
 ) -> tuple[DescentTask, Examples]:
     """What all starts share, and the examples to select by."""
     train, select = hold_out(examples, run.seed, examples.counting_limit(architecture))
-    problem = make_problem(train, architecture)
+    problem = make_problem(train, Dense(architecture))
     energy = jnp.asarray(problem.energy if problem.energy > 0 else 1.0)
     return DescentTask(problem, batches(problem), energy, run), select
 

@@ -12,6 +12,7 @@ from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.chen_li.body_shape import BodyShape, fit_shape
 from mhalearn.learners.chen_li.breakdown import (
@@ -297,7 +298,7 @@ def search_phase(examples: Examples, shape: BodyShape, n_heads: int, run: Run) -
     sizes = [min(size, examples.n - held) for size in sizes]
     chosen = examples.subset(slice(0, sizes[1] + held))
     coarse, fine, rest = (
-        make_problem(chosen.subset(part), architecture)
+        make_problem(chosen.subset(part), Dense(architecture))
         for part in (slice(0, sizes[0]), slice(0, sizes[1]), slice(sizes[1], None))
     )
 

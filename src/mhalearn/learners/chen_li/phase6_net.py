@@ -17,7 +17,7 @@ from mhalearn.layer.batches import Chunk, sum_over_chunks
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.chen_li.body_shape import BodyShape
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import best_layer, descend, has_converged, init_state
+from mhalearn.solvers.gauss_newton import best_layer, has_converged, init_dense, take_step
 from mhalearn.solvers.scaled_problem import Problem
 
 _MOST_STEPS = 40
@@ -129,13 +129,13 @@ def _descend_in_span(
     theta: Float64, shape: BodyShape, problem: Problem, run: Run, name: str
 ) -> Float64:
     span = jnp.asarray(shape.span)
-    state = init_state(theta, problem)
+    state = init_dense(theta, problem)
     begun, state = run.checkpoint.recall(name, like=(0, state)) or (0, state)
     for step in range(begun, _MOST_STEPS):
         if step and (has_converged(state).all() or run.is_over()):
             break
-        state = descend(state, problem, span=span)
+        state = take_step(state, problem, span=span)
         run.checkpoint.record(name, (step + 1, state))
         lowest = float(np.nanmin(np.asarray(state.loss)))
         run.emit("phase 6: net", step, lowest, at_hand=partial(best_layer, state, problem))
-    return np.asarray(state.theta)
+    return np.asarray(state.params.theta)

@@ -16,15 +16,17 @@ from mhalearn._runtime.devices import any_process
 from mhalearn.learners.newton.starts import Scales
 from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import (
+    DIRECT,
     NO_RIDGE,
     ROUNDING,
     Ridge,
     State,
+    StepOptions,
     best_layer,
     best_start,
-    descend,
     has_converged,
     reset_damping,
+    take_step,
 )
 from mhalearn.solvers.scaled_problem import Problem
 
@@ -49,12 +51,11 @@ class Task:
     problem: Problem
     run: Run
     offer: Callable[[State], None]  # to the choice among starts
-    direct: bool
-    single: bool = False
+    options: StepOptions
     show: Callable[[State], None] = lambda state: None  # to whoever watches
 
     def step(self, state: State, ridge: Ridge = NO_RIDGE) -> State:
-        return descend(state, self.problem, ridge, direct=self.direct, single=self.single)
+        return take_step(state, self.problem, self.options, ridge=ridge)
 
     def tell(self, stage: str, step: int, state: State) -> None:
         at_hand = partial(best_layer, state, self.problem)
@@ -107,7 +108,9 @@ def finish_with_direct_steps(state: State, task: Task, *, stage: str) -> None:
     best = best_start(state)
     one = jax.tree.map(lambda leaf: leaf[best : best + 1], state)
     if ROUNDING < float(one.loss[0]) < _CLOSE:
-        descend_without_ridge(one, replace(task, direct=True), stage=stage, steps=_FINISHING_STEPS)
+        descend_without_ridge(
+            one, replace(task, options=DIRECT), stage=stage, steps=_FINISHING_STEPS
+        )
 
 
 def _lowest(state: State) -> float:

@@ -6,36 +6,25 @@ or become copies of another: the canonical form merges them and tells the number
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from numpy.typing import NDArray
 
 from mhalearn._runtime.devices import replicate
-from mhalearn._runtime.programs import compiled, in_float64, in_single
+from mhalearn._runtime.programs import compiled, in_float64
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Array, Float
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
-from mhalearn.layer.batches import Chunk, in_one_chunk, split_by_device, sum_over_chunks
-from mhalearn.layer.factored import (
-    Factors,
-    apply_heads,
-    merge_heads,
-    pad_with_zero_heads,
-    random_heads,
-    to_heads,
-    to_layer,
-)
+from mhalearn.layer.batches import Chunk, sum_over_chunks
+from mhalearn.layer.factored import Factored, Factors, merge_heads, pad_with_zero_heads
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
-from mhalearn.run.checkpoint import generator_from, generator_words
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton_factored import polish_heads
+from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, anneal, cosine_rates
+from mhalearn.solvers.polish import minimise, polish
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 # Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much.
@@ -55,17 +44,10 @@ _SAME, _ALIKE = 0.05, 0.4
 _SETTLING, _SLOWER = 0.4, 0.3
 # A student that leaves more than this share of the labels is hardly worth polish.
 _PROMISING = 1e-2
-_ADAM = optax.scale_by_adam()
 
 
 # Attempts, and times the counting limit of examples that polish the layer.
 _ATTEMPTS, _POLISHED = 4, 8.0
-
-
-class Walk(NamedTuple):
-    heads: Factors
-    memory: optax.OptState
-    loss: Float[Array, ""]
 
 
 def learn_factored(
@@ -82,16 +64,14 @@ def learn_factored(
     guess = architecture.with_heads(architecture.n_heads or architecture.usual_heads())
     limit = examples.counting_limit(guess)
     train, select = split_for_selection(examples, guess, run.seed)
-    made = partial(make_problem, architecture=guess, factored=True)
-    problem, part = made(train), made(train.subset(slice(0, int(np.ceil(_POLISHED * limit)))))
+    few = train.subset(slice(0, int(np.ceil(_POLISHED * limit))))
+    problem, part = (make_problem(given, Factored(guess)) for given in (train, few))
     selection = ModelSelection(problem, select, run)
     if problem.energy == 0.0:
         selection.offer(problem.zero_layer(guess.heads))
         return selection.candidate(Outcome.FITTED)
     if start is not None and architecture.n_heads in (None, start.n_heads):
-        given = to_heads(start, guess, problem.units)
-        given, _ = polish_heads(given, part, run, stage="resumed")
-        selection.offer(to_layer(given, guess, problem.units))
+        selection.offer(polish(start, part, run, stage="resumed").layer)
     checkpoint = run.checkpoint
     steps = _STEPS * max(1.0, examples.d / _WIDTH)
     steps *= 1 if train.n >= _SCARCE * limit else _PATIENCE
@@ -138,17 +118,16 @@ def learn_once(
     guess = problem.architecture.heads
     student = guess + max(2, guess // 4) * (attempt + 1)
     rng = generator(run.seed, Stream.FACTORED_STARTS, attempt)
-    heads = random_heads(problem.architecture.with_heads(student), rng)
+    heads = Factored(problem.architecture.with_heads(student)).init(rng)
     stage = f"attempt {attempt + 1}"
     heads, loss = anneal_factors(heads, problem, run, steps, rng, stage=stage)
     if not all(np.isfinite(part).all() for part in heads):
         return None
-    made = partial(to_layer, architecture=problem.architecture, units=problem.units)
     distinct = len(merge_heads(heads, 0.0, _SAME).query)
     heads = merge_heads(heads, _ALIKE, _SAME, most=most)
     run.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
     if loss > _PROMISING:
-        return made(heads)
+        return problem.to_layer(heads)
     if len(heads.query) < distinct:
         # Heads of zeros stay as they are, and keep the program one and the same.
         heads = pad_with_zero_heads(heads, student)
@@ -157,10 +136,11 @@ def learn_once(
             heads, problem, run, round(_SETTLING * steps), rng, stage=name, penalised=False
         )
         heads = merge_heads(heads, _ALIKE, _SAME, most=most)
-    heads, _ = polish_heads(heads, part, run, stage=f"{stage}, polish", whole=problem)
-    return made(heads)
+    name = f"{stage}, polish"
+    return problem.to_layer(minimise(heads, part, run, stage=name, whole=problem).params)
 
 
+@in_float64
 def anneal_factors(
     heads: Factors,
     problem: Problem,
@@ -173,71 +153,24 @@ def anneal_factors(
 ) -> tuple[Factors, float]:
     """Adam in single precision on random examples, while the penalty fades; or without it.
 
-    Returns the loss on the last of them too. Over many devices each draws from its own examples,
-    and a batch has as many of each.
+    Returns the loss on the last of them too.
     """
-    data, there = _drawable(problem)
-    heads = in_single(heads)
-    batch = min(sum(map(len, there)), _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH)
+    progress = np.arange(steps) / steps
     first = _critical_penalty(problem) if penalised else 0.0
+    strengths = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
     top = _RATE / problem.d**0.5 * (1.0 if penalised else _SLOWER)
-    walk = Walk(heads, _ADAM.init(heads), jnp.ones(()))
-    mean_square = jnp.float32(problem.energy / problem.rows)
-    start = (0, walk, generator_words(rng))
-    first_step, walk, words = run.checkpoint.recall(stage, like=start) or start
-    rng = generator_from(words)
-    for begun in range(first_step, steps, _BLOCK):
-        progress = np.arange(begun, begun + _BLOCK) / steps
-        penalty = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
-        rate = top * 0.5 * (1 + np.cos(np.pi * progress))
-        chosen = _draw(there, batch, rng)
-        walk = replicate(
-            _advance(walk, data, mean_square, *map(jnp.asarray, (chosen, penalty, rate)))
-        )
-        run.checkpoint.record(stage, (begun + _BLOCK, walk, generator_words(rng)))
-        run.emit(stage, begun + _BLOCK, float(walk.loss))
-        if run.is_over():
-            break
-    return walk.heads, float(walk.loss)
-
-
-def _drawable(problem: Problem) -> tuple[Chunk, list[NDArray[np.int64]]]:
-    """The examples in single precision, and which are no padding: of all, or of each device.
-
-    Over many devices they are (devices, examples of each), and none of them moves.
-    """
-    if problem.devices == 1:
-        data = jax.tree.map(_one_chunk, in_single(problem.data))
-        return data, [np.flatnonzero(np.asarray(data.weight).any(axis=1))]
-    data = _spread_in_single(problem.data, problem.devices)
-    weight = np.asarray(replicate(data.weight))
-    return data, [np.flatnonzero(own.any(axis=1)) for own in weight]
-
-
-def _one_chunk(leaf: Array) -> Array:
-    return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
-
-
-@in_float64
-def _spread_in_single(data: Chunk, devices: int) -> Chunk:
-    def spread(data: Chunk) -> Chunk:
-        spread: Chunk = split_by_device(in_one_chunk(in_single(data), devices), devices)
-        return spread
-
-    return jax.jit(spread)(data)
-
-
-def _draw(
-    there: list[NDArray[np.int64]], batch: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Numbers of examples for a block of steps: (steps, batch), or (steps, devices, of each)."""
-    if len(there) == 1:
-        return there[0][rng.integers(0, len(there[0]), (_BLOCK, batch))]
-    shape = (_BLOCK, -(-batch // len(there)))
-    # A device without examples has padding, which weighs nothing.
-    drawn = [rng.integers(0, max(1, len(own)), shape) for own in there]
-    chosen = [own[rows] if len(own) else rows for own, rows in zip(there, drawn, strict=True)]
-    return np.stack(chosen, axis=1)
+    batch = _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH
+    walk = anneal(
+        jax.tree.map(lambda leaf: leaf[None], heads),
+        problem,
+        run,
+        Schedule(cosine_rates(top, steps), strengths),
+        FirstOrderOptions(block=_BLOCK, batch=batch, single=True),
+        stage=stage,
+        weights=Factors(1.0, 1.0, 1.0, 1.0, 0.0),  # type: ignore[arg-type]
+        rng=rng,
+    )
+    return jax.tree.map(lambda leaf: leaf[0], walk.params), float(walk.loss[0])
 
 
 @in_float64
@@ -262,31 +195,3 @@ def _correlation(data: Chunk, *, devices: int) -> Float[Array, "d e"]:
         return jnp.einsum("brd,bre->de", mean * chunk.weight[..., None], chunk.labels)
 
     return jnp.asarray(sum_over_chunks(correlate, data, devices))
-
-
-@compiled
-def _advance(
-    walk: Walk, data: Chunk, mean_square: Array, chosen: Array, penalty: Array, rate: Array
-) -> Walk:
-    def objective(heads: Factors, chunk: Chunk, penalty: Array) -> tuple[Array, Array]:
-        wrong = jnp.sum((apply_heads(heads, chunk) - chunk.labels) ** 2)
-        loss = wrong / (jnp.sum(chunk.weight) * mean_square)
-        factors = heads._replace(bias=jnp.zeros_like(heads.bias))
-        return loss + penalty * sum(jnp.sum(part**2) for part in factors), loss
-
-    def step(walk: Walk, now: tuple[Array, Array, Array]) -> tuple[Walk, None]:
-        chosen, penalty, rate = now
-        chunk = jax.tree.map(lambda leaf: _picked(leaf, chosen), data)
-        slope, loss = jax.grad(objective, has_aux=True)(walk.heads, chunk, penalty)
-        updates, memory = _ADAM.update(slope, walk.memory)
-        heads = jax.tree.map(lambda a, u: a - (rate * u).astype(a.dtype), walk.heads, updates)
-        return Walk(heads, memory, loss), None
-
-    return jax.lax.scan(step, walk, (chosen, penalty, rate))[0]
-
-
-def _picked(leaf: Array, chosen: Array) -> Array:
-    """The chosen examples; of each device its own."""
-    if chosen.ndim == 1:
-        return leaf[chosen]
-    return _one_chunk(jax.vmap(lambda own, rows: own[rows])(leaf, chosen))

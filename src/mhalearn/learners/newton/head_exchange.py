@@ -22,7 +22,7 @@ def exchange_heads(state: State, rng: np.random.Generator) -> NDArray[np.float64
 
     By a random head of norm one or, half of the time, by a head of another start.
     """
-    theta = np.where(np.isfinite(state.theta), state.theta, 0.0)
+    theta = np.where(np.isfinite(state.params.theta), state.params.theta, 0.0)
     changed = theta.copy()
     starts, heads = theta.shape[:2]
     for number, start in enumerate(changed):
@@ -39,8 +39,8 @@ def penalised_objective(state: State, ridge: Ridge) -> Float[Array, " s"]:
     """The objective under a ridge, start by start; infinite where a start has diverged."""
     value = (
         state.loss
-        + ridge.theta * jnp.sum(state.theta**2, axis=(1, 2, 3))
-        + ridge.w * jnp.sum(state.w**2, axis=(1, 2))
+        + ridge.theta * jnp.sum(state.params.theta**2, axis=(1, 2, 3))
+        + ridge.w * jnp.sum(state.params.w**2, axis=(1, 2))
     )
     return jnp.where(jnp.isfinite(value), value, jnp.inf)
 
@@ -65,6 +65,6 @@ def rescale_prior(scales: Scales, state: State, factor: float) -> Scales:
     A prior too narrow makes heads come out larger than it, one too wide smaller: repeated, this
     settles. Heads under a ridge are a little small, which `factor` can make up for.
     """
-    theta = np.asarray(state.theta)
+    theta = np.asarray(state.params.theta)
     norm = float(np.sqrt(np.mean(np.sum(theta**2, axis=(2, 3)))))
     return scales._replace(theta=factor * norm) if np.isfinite(norm) and norm > 0 else scales

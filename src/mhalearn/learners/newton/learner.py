@@ -12,6 +12,7 @@ from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
 from mhalearn.data.label_precision import label_precision
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.newton.annealing import LAST_STRENGTH, anneal_first_order
 from mhalearn.learners.newton.continuation import (
@@ -25,18 +26,20 @@ from mhalearn.learners.newton.factored import learn_factored
 from mhalearn.learners.newton.head_count import choose_heads
 from mhalearn.learners.newton.head_exchange import exchange_heads, keep_better, rescale_prior
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
+from mhalearn.learners.newton.parametrised import learn_parametrised
 from mhalearn.learners.newton.starts import Scales, estimate_scales, random_starts
 from mhalearn.run.checkpoint import generator_from, generator_words
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import (
-    MAX_FINISHING_UNKNOWNS,
+    DIRECT,
+    ITERATIVE,
     State,
-    init_state,
-    max_direct_unknowns,
-    polish,
+    StepOptions,
+    init_dense,
     reset_damping,
 )
+from mhalearn.solvers.polish import MAX_FINISHING_UNKNOWNS, max_direct_unknowns, polish
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 # Relative squared error on held-out examples that only the true function reaches, where their
@@ -132,18 +135,18 @@ def learn(
     def with_heads(count: int, rounds: tuple[Round, ...] | None = None) -> Candidate:
         asked = architecture.with_heads(count)
         train, select = split_for_selection(examples, asked, run.seed)
-        problem = make_problem(train, asked)
+        problem = make_problem(train, Dense(asked))
         selection = ModelSelection(problem, select, run)
         ratio = train.n / examples.counting_limit(asked)
         rounds = rounds or (SCARCE if ratio <= _SCARCE else PLENTY)
         if start is not None and start.n_heads == count:
-            selection.offer(polish(start, problem, run)[0])
+            selection.offer(polish(start, problem, run).layer)
         descend = partial(
             run_rounds, selection=selection, exact=exact, trusting=ratio >= _TRUSTING, run=run
         )
         few = sketch_size(train, asked)
         if few < train.n:
-            part = make_problem(train.subset(slice(0, few)), asked)
+            part = make_problem(train.subset(slice(0, few)), Dense(asked))
             descend(part, rounds[:1], stage="sketch")
         return selection.candidate(descend(problem, rounds))
 
@@ -152,6 +155,8 @@ def learn(
         candidate = run.once(f"{count} heads, {'patient' if patient else 'brief'}", work)
         return candidate, candidate.loss
 
+    if architecture.attention is not None:
+        return learn_parametrised(examples, architecture, exact, run)
     if architecture.prefers_factors:
         return learn_factored(examples, architecture, exact, run, start)
     if architecture.n_heads is None:
@@ -181,7 +186,6 @@ def run_rounds(
         selection.offer(problem.zero_layer(n_heads))
         return Outcome.FITTED
     scales = estimate_scales(problem)
-    unknowns = n_heads * problem.query_dim * problem.d
 
     def done() -> bool:
         return selection.loss < exact or run.is_over()
@@ -195,8 +199,7 @@ def run_rounds(
             problem,
             run,
             selection.offer_starts,
-            direct=number > 0 and unknowns <= max_direct_unknowns(),
-            single=number == 0,
+            options=_choose_steps(number, problem),
             show=selection.show_starts,
         )
         theta = random_starts(problem, round_.n_starts, run.seed, number)
@@ -243,7 +246,7 @@ def run_round(
             moved = anneal_first_order(
                 theta, problem, task.run, scales, round_.first_order_steps, stage=name
             )
-        state = anneal(init_state(moved, problem), task, scales, round_.annealing, stage=stage)
+        state = anneal(init_dense(moved, problem), task, scales, round_.annealing, stage=stage)
         return Hopping(
             0, 0, state, scales, release_ridge(state, scales, stage), generator_words(rng)
         )
@@ -251,7 +254,7 @@ def run_round(
     def hop(now: Hopping, name: str) -> Hopping:
         rng = generator_from(now.rng)
         scales = rescale_prior(now.scales, now.state, round_.prior)
-        fresh = init_state(exchange_heads(now.state, rng), problem)
+        fresh = init_dense(exchange_heads(now.state, rng), problem)
         trial = anneal(fresh, task, scales, round_.hopping, stage=name)
         ridge = ridge_at(round_.final_ridge, scales, problem)
         state, any_better, lowest = keep_better(now.state, trial, ridge)
@@ -260,7 +263,7 @@ def run_round(
         idle = 0 if any_better else now.idle + 1
         return Hopping(now.hop + 1, idle, state, scales, now.losses, generator_words(rng))
 
-    begun = init_state(theta, problem)
+    begun = init_dense(theta, problem)
     nothing = Hopping(0, 0, begun, scales, np.asarray(begun.loss), generator_words(rng))
     now: Hopping | None = checkpoint.recall("hops", like=nothing)
     if now is None:
@@ -275,6 +278,16 @@ def run_round(
             now = hop(now, name)
         checkpoint.record("hops", now)
     return now.losses
+
+
+def _choose_steps(number: int, problem: Problem) -> StepOptions:
+    """The first round looks quickly; where unknowns are few, later ones take direct steps."""
+    if number == 0:
+        return StepOptions(single=True)
+    architecture = problem.architecture
+    unknowns = architecture.heads * architecture.query_dim * architecture.d
+    few = unknowns <= max_direct_unknowns() and architecture.head_dim is None
+    return DIRECT if few else ITERATIVE
 
 
 def found_twice(losses: list[float]) -> bool:

@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 
 from mhalearn._runtime.devices import broadcast_from_first
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
-from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.base import Layer
 from mhalearn.run.checkpoint import to_arrays
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import State
+from mhalearn.solvers.gauss_newton import State, layer_of
 from mhalearn.solvers.scaled_problem import Problem
 
 
@@ -24,14 +25,14 @@ class ModelSelection:
         self._x, self._y, self._lengths = held.arrays()
         self._inside = np.arange(held.k) < self._lengths[:, None]
         self._energy = float(np.sum(np.square(self._y[self._inside], dtype=np.float64))) or 1.0
-        self.layer: AttentionLayer | None = None
+        self.layer: Layer | None = None
         self.loss = np.inf
         self._note = run.checkpoint.noter("choice")
         found = run.checkpoint.recall_layer("choice", "loss")
         if found is not None:
             self.layer, self.loss = found[0], found[1]["loss"]
 
-    def offer(self, layer: AttentionLayer) -> None:
+    def offer(self, layer: Layer) -> None:
         loss = self._error(layer)
         if loss < self.loss:
             self.layer, self.loss = layer, loss
@@ -52,14 +53,16 @@ class ModelSelection:
         self._run.emit("choice", loss=self.loss, detail="error on held-out examples")
         return Candidate(self.layer, outcome, loss=self.loss)
 
-    def _error(self, layer: AttentionLayer) -> float:
+    def _error(self, layer: Layer) -> float:
         wrong = (layer(self._x, self._lengths) - self._y)[self._inside]
         return broadcast_from_first(float(np.sum(wrong**2)) / self._energy)
 
-    def _layers(self, state: State) -> Iterator[AttentionLayer]:
-        for theta, w in zip(np.asarray(state.theta), np.asarray(state.w), strict=True):
-            if np.isfinite(theta).all() and np.isfinite(w).all():
-                yield self._problem.layer(theta, w)
+    def _layers(self, state: State) -> Iterator[Layer]:
+        finite = np.isfinite(np.asarray(state.loss))
+        for leaf in jax.tree.leaves(state.params):
+            finite &= np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)
+        for start in np.flatnonzero(finite):
+            yield layer_of(state, int(start), self._problem)
 
 
 def split_for_selection(

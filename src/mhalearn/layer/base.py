@@ -1,0 +1,182 @@
+"""What every layer can do: be applied, in chunks, whatever kind of attention it has."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mhalearn._runtime import storage
+from mhalearn._runtime.programs import compiled, float64, on_device
+from mhalearn._runtime.types import Array, Float, Float64
+from mhalearn._runtime.validation import check_inputs
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.batches import Chunk, make_chunk
+from mhalearn.layer.parametrisation import Parametrisation, Params
+
+# Doubles held at once while a layer is applied: 64 MiB on a CPU.
+_WORKSPACE = 2**23
+
+
+class Layer(ABC):
+    """A function of sequences with parameters, in float64.
+
+    metadata: strings that travel with the layer's file (seed, version, how it was learned).
+    seen: 64-bit hashes of the examples it was learned from, so that `certify` can refuse them.
+    """
+
+    metadata: dict[str, str]
+    seen: NDArray[np.uint64]
+
+    @property
+    @abstractmethod
+    def architecture(self) -> Architecture:
+        """The class of layers it belongs to."""
+
+    @property
+    @abstractmethod
+    def parametrisation(self) -> Parametrisation:
+        """How it is written as numbers."""
+
+    @property
+    @abstractmethod
+    def params(self) -> Params:
+        """Those numbers, in the user's units."""
+
+    @abstractmethod
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some constructor arguments changed."""
+
+    @abstractmethod
+    def save(self, path: str | Path) -> None:
+        """Write the layer to a .safetensors file, atomically."""
+
+    @property
+    def n_heads(self) -> int:
+        return self.architecture.n_heads or 1
+
+    @property
+    def d(self) -> int:
+        return self.architecture.d
+
+    @property
+    def out_dim(self) -> int:
+        return self.architecture.outputs
+
+    @property
+    def causal(self) -> bool:
+        return self.architecture.causal
+
+    def chunk_options(self) -> dict[str, bool]:
+        """Which extra features its chunks have."""
+        bias = self.architecture.bias
+        return {"key_vector": bias, "out_bias": bias, "causal": self.causal}
+
+    def __call__(self, x: ArrayLike, lengths: ArrayLike | None = None) -> Float64:
+        """Apply the layer to X (n, k, d). Rows past an example's length are zero.
+
+        Cost: O(n m k d (d + k + e)) time; memory beside X and Y bounded by a fixed workspace.
+        """
+        tokens, lengths = check_inputs(x, self.d, lengths)
+        outputs = np.empty((*tokens.shape[:2], self.out_dim))
+        for part, found in self.over_chunks(_outputs, tokens, lengths):
+            outputs[part] = found[: part.stop - part.start]
+        return outputs
+
+    def over_chunks(
+        self,
+        function: Callable[..., Any],
+        x: ArrayLike,
+        lengths: ArrayLike | None = None,
+        labels: NDArray[Any] | None = None,
+    ) -> Iterator[tuple[slice, Any]]:
+        """A compiled function of (parametrisation, params, chunk) on all examples: which ones, and
+        its arrays.
+
+        Memory: a fixed workspace. What the function returns may hold more examples than were asked
+        about: the last ones pad.
+        """
+        tokens, lengths = check_inputs(x, self.d, lengths)
+        n, k, d = tokens.shape
+        per_example = k * (self.n_heads * (2 * k + 3 * d) + 2 * d + self.out_dim)
+        size = min(_chunk_size(n), max(1, on_device(_WORKSPACE) // per_example))
+        with float64():
+            params = jax.tree.map(jnp.asarray, self.params)
+        for start in range(0, n, size):
+            part = slice(start, min(start + size, n))
+            with float64():
+                chunk = make_chunk(
+                    tokens[part],
+                    lengths[part],
+                    labels=None if labels is None else labels[part],
+                    size=size,
+                    **self.chunk_options(),
+                )
+                result = jax.tree.map(np.asarray, function(self.parametrisation, params, chunk))
+            yield part, result
+
+
+class ParametrisedLayer(Layer):
+    """A layer of any kind of attention: a parametrisation, and parameters for it."""
+
+    def __init__(
+        self,
+        parametrisation: Parametrisation,
+        params: Mapping[str, ArrayLike],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        seen: NDArray[Any] | None = None,
+    ) -> None:
+        self._parametrisation = parametrisation
+        self._params = {name: np.array(leaf, np.float64) for name, leaf in params.items()}
+        self.metadata = dict(metadata or {})
+        self.seen = np.zeros(0, np.uint64) if seen is None else seen
+
+    @property
+    def architecture(self) -> Architecture:
+        return self._parametrisation.architecture
+
+    @property
+    def parametrisation(self) -> Parametrisation:
+        return self._parametrisation
+
+    @property
+    def params(self) -> dict[str, Float64]:
+        return self._params
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}{leaf.shape}" for name, leaf in self._params.items())
+        return f"ParametrisedLayer({type(self._parametrisation).__name__}, {shapes})"
+
+    def replace(self, **changes: Any) -> Self:
+        kept: dict[str, Any] = {"metadata": self.metadata, "seen": self.seen}
+        kept["params"] = self._params
+        return type(self)(self._parametrisation, **(kept | changes))
+
+    def save(self, path: str | Path) -> None:
+        """Write the parameters by their names. Its kind of attention is code, and not in the file:
+        `ParametrisedLayer(parametrisation, safetensors.numpy.load_file(path))` reads them."""
+        kind = {"kind": "parameters", "parametrisation": type(self._parametrisation).__name__}
+        storage.write_tensors(path, dict(self._params), self.metadata | kind)
+
+
+@partial(compiled, static_argnums=0)
+def _outputs(
+    parametrisation: Parametrisation, params: Params, chunk: Chunk
+) -> Float[Array, "b k e"]:
+    return parametrisation.outputs(params, chunk)
+
+
+def _chunk_size(n: int) -> int:
+    """Powers of two, so that compiled programs are reused; on accelerators small inputs share one
+    size."""
+    if jax.default_backend() != "cpu" and n <= 2048:
+        return 256
+    return 1 << max(0, n - 1).bit_length()
