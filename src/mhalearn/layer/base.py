@@ -23,6 +23,8 @@ from mhalearn.layer.parametrisation import Parametrisation, Params
 
 # Doubles held at once while a layer is applied: 64 MiB on a CPU.
 _WORKSPACE = 2**23
+# Multiplications that take less time than to compile a program for one more size.
+_LITTLE_WORK = 10_000_000
 
 
 class Layer(ABC):
@@ -106,7 +108,8 @@ class Layer(ABC):
         tokens, lengths = check_inputs(x, self.d, lengths)
         n, k, d = tokens.shape
         per_example = k * (self.n_heads * (2 * k + 3 * d) + 2 * d + self.out_dim)
-        size = min(_chunk_size(n), max(1, on_device(_WORKSPACE) // per_example))
+        work = per_example * d
+        size = min(_chunk_size(n, work), max(1, on_device(_WORKSPACE) // per_example))
         with float64():
             params = jax.tree.map(jnp.asarray, self.params)
         for start in range(0, n, size):
@@ -174,9 +177,10 @@ def _outputs(
     return parametrisation.outputs(params, chunk)
 
 
-def _chunk_size(n: int) -> int:
-    """Powers of two, so that compiled programs are reused; on accelerators small inputs share one
-    size."""
+def _chunk_size(n: int, work: int) -> int:
+    """Powers of two, so that compiled programs are reused; few examples share one size, where that
+    costs little. work: multiplications an example."""
     if jax.default_backend() != "cpu" and n <= 2048:
         return 256
-    return 1 << max(0, n - 1).bit_length()
+    least = 1 << max(0, min(128, _LITTLE_WORK // work).bit_length() - 1)
+    return max(least, 1 << max(0, n - 1).bit_length())

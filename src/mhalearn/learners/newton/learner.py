@@ -34,6 +34,7 @@ from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import (
     DIRECT,
     ITERATIVE,
+    QUICK,
     State,
     StepOptions,
     init_dense,
@@ -283,7 +284,7 @@ def run_round(
 def _choose_steps(number: int, problem: Problem) -> StepOptions:
     """The first round looks quickly; where unknowns are few, later ones take direct steps."""
     if number == 0:
-        return StepOptions(single=True)
+        return QUICK
     architecture = problem.architecture
     unknowns = architecture.heads * architecture.query_dim * architecture.d
     few = unknowns <= max_direct_unknowns() and architecture.head_dim is None
