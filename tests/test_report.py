@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mhalearn as mha
+from mhalearn.judge.finding import Finding
 from mhalearn.judge.solution import Solution
 from mhalearn.learners.chen_li import telling
 from mhalearn.learners.chen_li.body_shape import BodyShape
@@ -148,6 +149,17 @@ def test_every_outcome_has_a_headline(outcome):
     assert outcome.name in said
     assert "nothing is promised" in said
     assert ("The layer was recovered." in said) == (outcome is Outcome.RECOVERED)
+
+
+def test_the_check_that_decided_is_named_and_the_others_are_folded():
+    first = Finding("surplus heads", Outcome.NOT_IDENTIFIED, "2 heads explain it")
+    other = Finding("too few equations", Outcome.FITTED, "the inputs <hold> 1.02 times as many")
+    solution, _ = learned(outcome=Outcome.NOT_IDENTIFIED, findings=(first, other))
+    text = render(solution)
+    assert "rests on the check “surplus heads”" in Page(text).text
+    folded = text[text.index("<details>") : text.index("</details>")]
+    assert "too few equations (FITTED by itself): The inputs &lt;hold&gt; 1.02 times" in folded
+    assert "<details>" not in render(learned(findings=(first,))[0])
 
 
 def test_the_truth_is_drawn_beside_its_match():

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,16 +16,19 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from mhalearn._runtime.devices import is_first
-from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn._runtime.types import Float64
 from mhalearn._runtime.version import __version__
 from mhalearn.data import Examples, Survey, as_examples, check_sizes
-from mhalearn.data.input_information import Information, measure_information
+from mhalearn.data.input_information import measure_information
 from mhalearn.data.label_precision import label_precision
-from mhalearn.judge.certificate import Certificate, certify, refitted
+from mhalearn.judge.certificate import Certificate, refitted
+from mhalearn.judge.consistency_checks import is_noise_without_outliers
+from mhalearn.judge.evidence import Evidence
+from mhalearn.judge.residuals import measure_residuals
 from mhalearn.judge.solution import Solution
-from mhalearn.judge.verdict import Evidence, check_all_examples, is_noise_without_outliers, judge
+from mhalearn.judge.subsets import Subsets, split_to_certify
+from mhalearn.judge.verdict import judge
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.baselines import adam, lbfgs, linear
 from mhalearn.learners.chen_li import learn as learn_sculpt
@@ -51,21 +54,6 @@ LEARNERS: dict[str, Callable[..., Candidate]] = {
 _STREAMS = ("sculpt",)
 # Heads to have room for where their number is open and their rank is not known.
 _PLAUSIBLE = 8
-
-
-class _Parts(NamedTuple):
-    """The examples of a run, by what they are for."""
-
-    every: Examples
-    working: Examples  # all of them, or a random part, in memory
-    fitted: Examples  # of the working set, what is not held out
-    held: Examples | None  # to certify with; None where none can be spared
-    information: Information  # of the working set
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there are examples beside the working set."""
-        return self.working.n < self.every.n
 
 
 class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -139,14 +127,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 bias=bool(self.bias),
                 causal=bool(self.causal),
             )
-            examples, part, survey = self._gather(examples)
+            examples, working_set, survey = self._gather(examples)
             check_sizes(survey)
             self._seen = survey.hashes
             if self.checkpoint is not None:
                 self._run.follow(self._open_checkpoint(examples))
             try:
                 with one_lapack_thread():
-                    solution = self._solve(examples, part, survey, self._run)
+                    solution = self._solve(examples, working_set, survey, self._run)
             except BaseException:
                 with suppress(OSError):  # what broke the run is to be told
                     self._run.checkpoint.flush()
@@ -205,69 +193,61 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if count == examples.n:
             examples = examples if examples.in_memory else examples.subset(slice(None))
             return examples, examples, examples.survey()
-        survey, part = examples.survey_and_sample(count, self.random_state)
+        survey, working_set = examples.survey_and_sample(count, self.random_state)
         detail = f"{count} of {examples.n} examples"
         self._run.emit("working set", count, detail=detail, of=examples.n)
-        return examples, part, survey
+        return examples, working_set, survey
 
-    def _solve(self, examples: Examples, part: Examples, survey: Survey, run: Run) -> Solution:
-        """The order of the steps; `part` is the working set, or all examples."""
-        parts = self._split(examples, part)
-        fitted, held = parts.fitted, parts.held
-        learned = self._learn(parts, survey)
-        layer = self._polish(learned, fitted)
-        certificate = None if held is None else self._certify(layer, fitted, held)
-        outcome, reason = self._judge(learned, layer, certificate, parts)
-        objection = None
-        if parts.has_more and outcome in (Outcome.RECOVERED, Outcome.FITTED):
-            objection = check_all_examples(layer, fitted, examples)
-            if objection is not None:
-                outcome, reason = Outcome.FITTED, objection
-        if held is not None and certificate is not None and outcome is Outcome.FITTED:
-            if certificate.recovered:
-                certificate = replace(certificate, recovered=False, reason=reason)
-            may_refit = self.polish and objection is None and not run.is_over()
-            if may_refit and is_noise_without_outliers(layer, fitted, held):
-                layer, certificate, told = self._refit(layer, certificate, parts)
+    def _solve(
+        self, examples: Examples, working_set: Examples, survey: Survey, run: Run
+    ) -> Solution:
+        """The order of the steps: split, learn, polish, judge, and under noise fit once more."""
+        precision = label_precision(working_set)
+        information = measure_information(working_set, self._architecture, precision.unit)
+        subsets = split_to_certify(
+            examples, working_set, self._architecture, information, self.random_state
+        )
+        evidence = Evidence(
+            candidate=self._polish(self._learn(subsets, survey), subsets.train),
+            architecture=self._architecture,
+            subsets=subsets,
+            run=run,
+            precision=precision,
+            information=information,
+            polished=self._ends_polished,
+        )
+        certificate = evidence.certificate
+        if certificate is not None:
+            run.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
+        verdict = judge(evidence)
+        layer, reason = evidence.layer, verdict.reason
+        if verdict.outcome is Outcome.FITTED and certificate is not None:
+            certificate = certificate.withdrawn(reason)
+            if self.polish and not run.is_over() and is_noise_without_outliers(evidence):
+                layer, certificate, told = self._refit(certificate, evidence)
                 reason += told
-        run.emit("outcome", detail=f"{outcome.name}: {reason}")
+        run.emit("outcome", detail=f"{verdict.outcome.name}: {reason}")
         return Solution(
             layer=layer.replace(seen=self._seen),
-            outcome=outcome,
+            outcome=verdict.outcome,
             trace=run.events,
             reason=reason,
             certificate=certificate,
             settings=self._settings(examples),
+            findings=verdict.findings,
         )
 
-    def _split(self, examples: Examples, part: Examples) -> _Parts:
-        """Keep an eighth of the examples to certify with, if the rest still determines the layer.
-
-        Which ones is random: files are often sorted. Groups of equal inputs stay together: repeated
-        inputs are neither more equations nor a test of what was fitted.
-        """
-        unit = label_precision(part).unit
-        information = measure_information(part, self._architecture, precision=unit)
-        limit = part.counting_limit(self._architecture.with_heads(self._architecture.n_heads or 1))
-        groups = int(information.group_of.max()) + 1
-        count = min(max(2, groups // 8), 1024)
-        if groups - count < 1.5 * limit:
-            return _Parts(examples, part, part, None, information)
-        order = generator(self.random_state, Stream.CERTIFY_SPLIT).permutation(groups)
-        held = np.isin(information.group_of, order[:count])
-        return _Parts(examples, part, part.subset(~held), part.subset(held), information)
-
-    def _learn(self, parts: _Parts, survey: Survey) -> Candidate:
-        """Run the learner on what is fitted or, if it can, on all that is not held out."""
+    def _learn(self, subsets: Subsets, survey: Survey) -> Candidate:
+        """Run the learner on `train` or, if it can, on all but `certify`."""
         options: dict[str, Any] = {}
         if self._method == "newton" and self._run.checkpoint.start is not None:
             options["start"] = self._run.checkpoint.start
-        given = parts.fitted
-        if parts.has_more and self._method in _STREAMS:
-            held = parts.held
-            apart = np.zeros(0, np.uint64) if held is None else held.survey().input_hashes
-            given = parts.every.view(~np.isin(survey.input_hashes, apart))
-            options["part"] = parts.fitted
+        given = subsets.train
+        if subsets.has_more and self._method in _STREAMS:
+            certify = subsets.certify
+            apart = np.zeros(0, np.uint64) if certify is None else certify.survey().input_hashes
+            given = subsets.every.view(~np.isin(survey.input_hashes, apart))
+            options["part"] = subsets.train
         learn = partial(
             LEARNERS[self._method],
             given,
@@ -277,22 +257,19 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         )
         return self._run.once("solution", learn)
 
-    def _polish(self, learned: Candidate, fitted: Examples) -> AttentionLayer:
-        """The layer to be judged: polished and with no head too many, unless the learner failed."""
+    def _polish(self, learned: Candidate, train: Examples) -> Candidate:
+        """The candidate to be judged: polished, with no head too many, unless the search failed."""
         layer = learned.layer
         if self.polish and learned.outcome is Outcome.FITTED:
             run, architecture = self._run, self._architecture
-            layer, loss, _ = polish_on(fitted, layer, architecture, run)
-            layer, _ = reduce_heads(layer, loss, fitted, architecture, run)
-        return layer.replace(metadata=self._metadata(fitted.n))
+            layer, loss, _ = polish_on(train, layer, architecture, run)
+            layer, _ = reduce_heads(layer, loss, train, architecture, run)
+        return replace(learned, layer=layer.replace(metadata=self._metadata(train.n)))
 
-    def _certify(self, layer: AttentionLayer, fitted: Examples, held: Examples) -> Certificate:
-        architecture = self._architecture.with_heads(layer.n_heads)
-        if not architecture.contains(layer):  # a learner that does not keep to the rank
-            architecture = architecture.with_any_rank()
-        certificate = certify(layer, held, learned_from=fitted, architecture=architecture)
-        self._run.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
-        return certificate
+    @property
+    def _ends_polished(self) -> bool:
+        """Whether candidates end at the best fit nearby: the six phases alone do not."""
+        return self.polish or self._method != "sculpt"
 
     @property
     def _method(self) -> str:
@@ -314,63 +291,27 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             check_start(checkpoint.start, self, examples)
         return checkpoint
 
-    def _judge(
-        self,
-        learned: Candidate,
-        layer: AttentionLayer,
-        certificate: Certificate | None,
-        parts: _Parts,
-    ) -> tuple[Outcome, str]:
-        """The outcome by the examples' number, by how the learner ended, or by the verdict."""
-        information = parts.information
-        architecture = self._architecture
-        found = architecture.with_heads(layer.n_heads)
-        asked = architecture if architecture.n_heads is not None else found
-        limit = parts.every.counting_limit(asked)
-        if information.examples < limit:
-            return Outcome.TOO_FEW_EXAMPLES, (
-                f"the examples say as much as {information.examples:.3g} distinct ones; the "
-                f"counting limit of this layer is {limit:.1f}"
-            )
-        recovered = certificate is not None and certificate.recovered
-        ended = learned.outcome
-        if self._run.is_over() and not recovered:
-            ended = Outcome.TIME_LIMIT
-        if ended is not Outcome.FITTED and not recovered:
-            return ended, learned.reason or ended.explanation
-        if self.method == "sculpt" and not self.polish and not recovered:
-            # The phases end short of the best fit, so what is left over says nothing of heads.
-            error = self._run.best_loss
-            return Outcome.FITTED, f"relative squared error {error:.1e} before polish"
-        about_attention = information.about_attention(found)
-        evidence = Evidence(
-            layer,
-            architecture=architecture,
-            fitted=parts.fitted,
-            held=parts.held,
-            certificate=certificate,
-            information=information,
-            equations=min(information.examples / limit, about_attention),
-        )
-        return judge(evidence, self._run)
-
     def _refit(
-        self, layer: AttentionLayer, certificate: Certificate, parts: _Parts
+        self, certificate: Certificate, evidence: Evidence
     ) -> tuple[AttentionLayer, Certificate, str]:
-        """Under noise what was held out, or left where it is, is worth more fitted."""
-        examples, part = parts.every, parts.working
+        """Under noise what certified, or was left where it is, is worth more fitted."""
+        layer, subsets = evidence.layer, evidence.subsets
+        examples, working_set = subsets.every, subsets.working_set
         architecture, run, told = self._architecture, self._run, ""
-        layer = polish_on(part, layer, architecture, run).layer
-        if parts.has_more:
-            streamed = fit_streamed(layer, examples, part, architecture, run)
+        layer = polish_on(working_set, layer, architecture, run).layer
+        if subsets.has_more:
+            streamed = fit_streamed(layer, examples, working_set, architecture, run)
             if streamed is not None:
                 layer = streamed
             elif examples.in_memory:
                 layer = polish_on(examples, layer, architecture, run).layer
             else:
-                examples, told = part, f"; estimated from {part.n} of {examples.n} examples"
+                told = f"; estimated from {working_set.n} of {examples.n} examples"
+                examples = working_set
         layer = layer.replace(metadata=self._metadata(examples.n))
-        return layer, refitted(certificate, layer, examples, architecture, part), told
+        residuals = measure_residuals(layer, examples, evidence.label_precision)
+        refit = refitted(certificate, layer, examples, architecture, residuals, working_set)
+        return layer, refit, told
 
     def _listener(self, progress: Progress) -> Callable[[Event], None]:
         def listen(event: Event) -> None:

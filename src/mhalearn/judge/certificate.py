@@ -65,6 +65,10 @@ class Certificate:
             f"n_examples={self.n_examples}, reason={self.reason!r}, statement={self.statement!r})"
         )
 
+    def withdrawn(self, reason: str) -> "Certificate":
+        """Of a layer that other examples speak against: not recovered, whatever these say."""
+        return replace(self, recovered=False, reason=reason) if self.recovered else self
+
     def to_dict(self) -> dict[str, Any]:
         """Numbers and words ready for JSON; arrays are summarised."""
         plain = {
@@ -117,21 +121,48 @@ def certify(
     survey = examples.survey()
     check_sizes(survey)
     examples, n_seen = _unseen(layer, examples, survey)
-    delta, n = float(delta), examples.n
     residuals = measure_residuals(layer, examples)
+    inputs = learned_from
+    if inputs is None:
+        inputs = examples.sample(examples.working_set_size(architecture), seed=0)
+    return make_certificate(
+        layer,
+        residuals,
+        inputs,
+        architecture,
+        float(delta),
+        n_learned=_learned_count(layer, examples.n) if learned_from is None else None,
+        n_seen=n_seen,
+    )
+
+
+def make_certificate(
+    layer: AttentionLayer,
+    residuals: Residuals,
+    inputs: Examples,
+    architecture: Architecture,
+    delta: float = 0.05,
+    *,
+    n_learned: int | None = None,
+    n_seen: int = 0,
+) -> Certificate:
+    """What residuals on fresh examples say about a layer, and inputs about its parameters.
+
+    inputs: those that determined the layer or, where those were `n_learned` others, some that stand
+    for them. n_seen: examples that were left out.
+    """
+    n = len(residuals.squared)
     exceeding = int(np.sum(residuals.relative > THRESHOLD))
     tail = 1.0 if exceeding == n else float(beta.ppf(1 - delta, exceeding + 1, n - exceeding))
-    enough = examples.working_set_size(architecture)
-    inputs = learned_from if learned_from is not None else examples.sample(enough, seed=0)
-    learned = learned_from.n if learned_from is not None else _learned_count(layer, n)
-    width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
-    freedom = assess_identifiability(layer, inputs, architecture, residuals, width)
-    closed = freedom.null_dimension == 0 and freedom.bound is not None and freedom.bound <= RESOLVED
+    of_all = 1.0 if n_learned is None else inputs.n / n_learned
+    width = norm.ppf(1 - delta / 2) * residuals.noise_level * math.sqrt(of_all)
+    known = assess_identifiability(layer, inputs, architecture, residuals, width)
+    closed = known.null_dimension == 0 and known.bound is not None and known.bound <= RESOLVED
     recovered = residuals.exact and closed
-    twin = find_sign_symmetry(layer, inputs, residuals) if recovered else None
+    mirrored = find_sign_symmetry(layer, inputs, residuals) if recovered else None
     return Certificate(
-        recovered=recovered and twin is None,
-        reason=_reason(residuals, freedom, twin, architecture),
+        recovered=recovered and mirrored is None,
+        reason=_reason(residuals, known, mirrored, architecture),
         relative_mse=residuals.root_relative**2,
         floor=residuals.floor,
         label_precision=residuals.precision,
@@ -142,10 +173,10 @@ def certify(
         threshold=THRESHOLD,
         n_exceeding=exceeding,
         tail_bound=tail,
-        spectrum=freedom.spectrum,
-        null_dimension=freedom.null_dimension,
-        parameter_bound=freedom.bound,
-        intervals=freedom.intervals,
+        spectrum=known.spectrum,
+        null_dimension=known.null_dimension,
+        parameter_bound=known.bound,
+        intervals=known.intervals,
         statement=(
             f"With confidence {1 - delta:.10g}, at least {math.floor(1e6 * (1 - tail)) / 1e6:.4%} "
             f"of inputs have relative error at most {THRESHOLD:g} ({exceeding} of {n} fresh "
@@ -159,24 +190,27 @@ def refitted(
     layer: AttentionLayer,
     examples: Examples,
     architecture: Architecture,
-    part: Examples | None = None,
+    residuals: Residuals | None = None,
+    working_set: Examples | None = None,
 ) -> Certificate:
     """The certificate of a layer that was fitted to all examples after it was certified.
 
-    part: random ones of them, in memory, whose inputs stand for all.
+    residuals: of the layer on the examples, where they are known. working_set: random ones of them,
+    in memory, whose inputs stand for all.
 
     The noise, sqrt(|residual|^2 / (scalars - unknowns)), and the intervals, both to first order,
     are those of that fit. No example is left to vouch for fresh inputs, so the tail is given up.
     """
-    part = examples if part is None else part
-    spectrum = measure_spectrum(layer, part, architecture)
+    inputs = examples if working_set is None else working_set
+    residuals = measure_residuals(layer, examples) if residuals is None else residuals
+    spectrum = measure_spectrum(layer, inputs, architecture)
     null = 0 if spectrum is None else spectrum.null_dimension
     scalars = examples.rows * layer.out_dim
     share = 1 - (architecture.with_heads(layer.n_heads).count() - null) / scalars
-    noise = measure_residuals(layer, examples).noise_level / math.sqrt(share)
+    noise = residuals.noise_level / math.sqrt(share)
     intervals = None
     if spectrum is not None:
-        width = norm.ppf(1 - certificate.delta / 2) * noise * math.sqrt(part.rows / examples.rows)
+        width = norm.ppf(1 - certificate.delta / 2) * noise * math.sqrt(inputs.rows / examples.rows)
         intervals = half_widths(spectrum.deviations, width)
     return replace(
         certificate,
@@ -246,13 +280,13 @@ def _learned_count(layer: AttentionLayer, otherwise: int) -> int:
 
 def _reason(
     residuals: Residuals,
-    freedom: Identifiability,
-    twin: tuple[int, ...] | None,
+    known: Identifiability,
+    mirrored: tuple[int, ...] | None,
     architecture: Architecture,
 ) -> str:
     """Why a layer is certified as recovered, or the first thing that stands against it."""
     error, floor = residuals.root_relative, residuals.floor
-    null, bound = freedom.null_dimension, freedom.bound
+    null, bound = known.null_dimension, known.bound
     if error > floor:
         return (
             f"the relative residual {error:.2g} is above {floor:.2g}, "
@@ -279,10 +313,10 @@ def _reason(
             f"the residual is at the precision of the {residuals.precision} labels, but leaves a "
             f"parameter room to be off by {bound:.2g} times the size of a head"
         )
-    if twin is not None:
+    if mirrored is not None:
         return (
             "the residual is at the precision of the labels, but it still is with Theta and W of "
-            f"opposite sign in {len(twin)} of {architecture.heads} heads: the inputs are too "
+            f"opposite sign in {len(mirrored)} of {architecture.heads} heads: the inputs are too "
             "symmetric to tell"
         )
     among = ""

@@ -88,6 +88,7 @@ def render(solution: Solution, truth: AttentionLayer | None = None) -> str:
         certain=list_certainties(
             certificate, None if match is None else match.found.max_error, empty=empty
         ),
+        findings=solution.findings,
         certificate=certificate,
         certificate_rows=[] if certificate is None else list_numbers(certificate),
         spectrum=None
