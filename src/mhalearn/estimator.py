@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,19 @@ from mhalearn.judge.residuals import measure_residuals
 from mhalearn.judge.solution import Solution
 from mhalearn.judge.subsets import Subsets, split_to_certify
 from mhalearn.judge.verdict import judge
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
-from mhalearn.learners.baselines import adam, lbfgs, linear
-from mhalearn.learners.chen_li import learn as learn_sculpt
-from mhalearn.learners.newton import learn as learn_newton
-from mhalearn.learners.settings import check_settings, check_start
+from mhalearn.layer.parametrisation import Parametrisation
+from mhalearn.learners.options import find_options, list_options
+from mhalearn.learners.protocol import Learner
+from mhalearn.learners.registry import find_learner
+from mhalearn.learners.settings import (
+    check_candidate,
+    check_settings,
+    check_start,
+    check_supported,
+)
 from mhalearn.report.terminal import Progress
 from mhalearn.run.checkpoint import Checkpoint
 from mhalearn.run.events import Event
@@ -43,15 +50,6 @@ from mhalearn.solvers.merge_heads import reduce_heads
 from mhalearn.solvers.polish import polish_on
 from mhalearn.solvers.streaming_bfgs import fit_streamed
 
-LEARNERS: dict[str, Callable[..., Candidate]] = {
-    "newton": learn_newton,
-    "sculpt": learn_sculpt,
-    "adam": adam.learn,
-    "lbfgs": lbfgs.learn,
-    "linear": linear.learn,
-}
-# Learners that walk over all examples in passes; the others learn from a working set.
-_STREAMS = ("sculpt",)
 # Heads to have room for where their number is open and their rank is not known.
 _PLAUSIBLE = 8
 
@@ -60,11 +58,15 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Learn a multi-head attention layer from examples (X, Y).
 
     n_heads: the number of heads, or "auto" to find it (methods "newton" and "sculpt").
-    method: "newton" (and "auto", which means it), "sculpt" for the six phases of Chen & Li, or a
-        baseline: "adam", "lbfgs", "linear".
-    head_dim: rank of every Theta_i, where it is known to be less than d; where heads are many and
-        narrow (2 head_dim <= d and m d^2 > 30,000), of every W_i too, as in transformers.
+    method: "newton" (and "auto", which means it), "sculpt" for the six phases of Chen & Li, a
+        baseline: "adam", "lbfgs", "linear"; the name of a learner that was registered; or any
+        object of a class that subclasses `mhalearn.learners.Learner`.
+    options: what can be set about the method, as a record of `mhalearn.learners`: NewtonOptions,
+        ChenLiOptions, AdamOptions, LbfgsOptions, LinearOptions; the defaults where it is None.
+    head_dim: rank of every Theta_i and of every W_i, where it is known to be less than d.
     bias: learn a key-side vector a head and an output bias. causal: tokens see no later token.
+    attention: a kind of attention of your own, a class of `mhalearn.layer.parametrisation.
+        Parametrisation`, in place of softmax heads.
     polish: descend to machine precision after the learner.
     random_state: seed of all randomness. max_seconds: when to stop with the best layer so far.
     checkpoint: a .safetensors file for the state of the run, written every few seconds; it is a
@@ -80,11 +82,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         n_heads: int | str = "auto",
-        method: str = "auto",
+        method: str | Learner = "auto",
         *,
+        options: Any = None,
         head_dim: int | None = None,
         bias: bool = False,
         causal: bool = False,
+        attention: Callable[[Architecture], Parametrisation] | None = None,
         polish: bool = True,
         random_state: int = 0,
         max_seconds: float | None = None,
@@ -95,9 +99,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.n_heads = n_heads
         self.method = method
+        self.options = options
         self.head_dim = head_dim
         self.bias = bias
         self.causal = causal
+        self.attention = attention
         self.polish = polish
         self.random_state = random_state
         self.max_seconds = max_seconds
@@ -126,7 +132,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 head_dim=None if self.head_dim is None else int(self.head_dim),
                 bias=bool(self.bias),
                 causal=bool(self.causal),
+                attention=self.attention,
             )
+            check_supported(self._learner, self._architecture)
             examples, working_set, survey = self._gather(examples)
             check_sizes(survey)
             self._seen = survey.hashes
@@ -141,7 +149,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 raise
             self._run.checkpoint.flush()
         self.solution_ = solution
-        self.layer_: AttentionLayer = solution.layer
+        self.layer_: Any = solution.layer
         self.outcome_: Outcome = solution.outcome
         self.trace_: list[Event] = solution.trace
         self.certificate_: Certificate | None = solution.certificate
@@ -168,14 +176,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         wrong = float(np.sum(each * (y - self.predict(X)) ** 2))
         return 1.0 - wrong / spread if spread > 0 else float(wrong == 0.0)
 
-    def best_layer_so_far(self) -> AttentionLayer | None:
+    def best_layer_so_far(self) -> Layer | None:
         """The best layer of a fit that is running or was interrupted; None before there is one."""
         run: Run | None = getattr(self, "_run", None)
         if run is None or run.best is None:
             return None
         return run.best.replace(seen=self._seen)
 
-    def layer_at_hand(self) -> AttentionLayer | None:
+    def layer_at_hand(self) -> Layer | None:
         """The layer an event speaks of, asked for inside `on_event`; None where it has none.
 
         Not the best so far, and nothing is promised about it: it is there to be looked at.
@@ -239,22 +247,17 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _learn(self, subsets: Subsets, survey: Survey) -> Candidate:
         """Run the learner on `train` or, if it can, on all but `certify`."""
-        options: dict[str, Any] = {}
-        if self._method == "newton" and self._run.checkpoint.start is not None:
-            options["start"] = self._run.checkpoint.start
-        given = subsets.train
-        if subsets.has_more and self._method in _STREAMS:
+        learner, given = self._learner, subsets.train
+        if subsets.has_more and learner.streams:
             certify = subsets.certify
             apart = np.zeros(0, np.uint64) if certify is None else certify.survey().input_hashes
             given = subsets.every.view(~np.isin(survey.input_hashes, apart))
-            options["part"] = subsets.train
-        learn = partial(
-            LEARNERS[self._method],
-            given,
-            self._architecture,
-            self._run,
-            **options,
-        )
+            given = given.with_working_set(subsets.train)
+
+        def learn() -> Candidate:
+            found = learner.learn(given, self._architecture, self._run, self._options)
+            return check_candidate(found, learner, self._architecture)
+
         return self._run.once("solution", learn)
 
     def _polish(self, learned: Candidate, train: Examples) -> Candidate:
@@ -263,44 +266,55 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if self.polish and learned.outcome is Outcome.FITTED:
             run, architecture = self._run, self._architecture
             layer, loss, _ = polish_on(train, layer, architecture, run)
-            layer, _ = reduce_heads(layer, loss, train, architecture, run)
+            if isinstance(layer, AttentionLayer):
+                layer, _ = reduce_heads(layer, loss, train, architecture, run)
         return replace(learned, layer=layer.replace(metadata=self._metadata(train.n)))
 
     @property
     def _ends_polished(self) -> bool:
-        """Whether candidates end at the best fit nearby: the six phases alone do not."""
-        return self.polish or self._method != "sculpt"
+        """Whether candidates end at the best fit nearby."""
+        return self.polish or not self._learner.needs_polish
 
     @property
-    def _method(self) -> str:
-        return "newton" if self.method == "auto" else self.method
+    def _learner(self) -> Learner:
+        return find_learner(self.method)
+
+    @property
+    def _options(self) -> Any:
+        return find_options(self._learner, self.options)
 
     def _open_checkpoint(self, examples: Examples) -> Checkpoint:
         """The checkpoint, of this run and no other."""
         assert self.checkpoint is not None
         run = {
             "mhalearn": __version__,
-            "method": self._method,
-            **asdict(self._architecture),
+            "method": self._learner.name,
+            **{f"options.{name}": repr(set_) for name, set_ in list_options(self._options).items()},
+            **self._architecture.describe(),
             "polish": bool(self.polish),
             "random_state": int(self.random_state),
             "examples": blake2b(self._seen.tobytes(), digest_size=16).hexdigest(),
         }
-        checkpoint = Checkpoint.open(self.checkpoint, run, self._seen, resume=self.resume)
+        kind = None if self.attention is None else self._architecture.parametrisation()
+        checkpoint = Checkpoint.open(
+            self.checkpoint, run, self._seen, resume=self.resume, kind=kind
+        )
         if checkpoint.is_plain and checkpoint.start is not None:
             check_start(checkpoint.start, self, examples)
         return checkpoint
 
     def _refit(
         self, certificate: Certificate, evidence: Evidence
-    ) -> tuple[AttentionLayer, Certificate, str]:
+    ) -> tuple[Layer, Certificate, str]:
         """Under noise what certified, or was left where it is, is worth more fitted."""
         layer, subsets = evidence.layer, evidence.subsets
         examples, working_set = subsets.every, subsets.working_set
         architecture, run, told = self._architecture, self._run, ""
         layer = polish_on(working_set, layer, architecture, run).layer
         if subsets.has_more:
-            streamed = fit_streamed(layer, examples, working_set, architecture, run)
+            streamed = None
+            if isinstance(layer, AttentionLayer):
+                streamed = fit_streamed(layer, examples, working_set, architecture, run)
             if streamed is not None:
                 layer = streamed
             elif examples.in_memory:
@@ -322,7 +336,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return listen
 
     def _metadata(self, n: int) -> dict[str, str]:
-        settings = {"method": self.method, "seed": self.random_state, "n_examples": n}
+        settings = {"method": _method_name(self.method), "seed": self.random_state, "n_examples": n}
         if self.head_dim is not None:
             settings["head_dim"] = self.head_dim
         return {name: str(value) for name, value in settings.items()}
@@ -331,6 +345,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         chosen = self.get_params(deep=False)
         for name in ("progress", "on_event", "checkpoint", "resume"):
             chosen.pop(name)
+        chosen |= {"method": _method_name(self.method), "options": self._options}
         shape = {"n": examples.n, "k": examples.k, "d": examples.d, "out_dim": examples.out_dim}
         return chosen | shape
 
@@ -349,6 +364,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.three_d_array = True
         tags.target_tags.multi_output = True
         return tags
+
+
+def _method_name(method: str | Learner) -> str:
+    return method if isinstance(method, str) else method.name
 
 
 def _weights(sample_weight: ArrayLike, n: int) -> Float64:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from mhalearn.cli.exit_codes import Exit, Stopped, guarded
 from mhalearn.cli.fit import fit
 from mhalearn.cli.options import Json, Seed, check_outputs
 from mhalearn.cli.output import print_json, print_verdict, say_heads, times
+from mhalearn.learners.registry import AUTO, BUILTIN, list_learners
 
 if TYPE_CHECKING:
     from mhalearn.data import Examples
@@ -25,13 +25,18 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-class Method(enum.StrEnum):
-    AUTO = "auto"
-    NEWTON = "newton"
-    SCULPT = "sculpt"
-    ADAM = "adam"
-    LBFGS = "lbfgs"
-    LINEAR = "linear"
+def _check_method(name: str) -> str:
+    """A name of the registry, which other modules may have added to."""
+    known = (AUTO, *(learner.name for learner in list_learners()))
+    if name not in known:
+        said = ", ".join(repr(choice) for choice in known)
+        raise typer.BadParameter(f"{name!r} is not one of {said}.")
+    return name
+
+
+def _complete_method(typed: str) -> list[str]:
+    names = (AUTO, *(learner.name for learner in list_learners()))
+    return [name for name in names if name.startswith(typed)]
 
 
 @commands.command(
@@ -53,7 +58,15 @@ def learn(
         ),
     ],
     heads: Annotated[str, typer.Option(metavar="N|auto", help="Heads of the layer.")] = "auto",
-    method: Annotated[Method, typer.Option(help="Which learner.")] = Method.AUTO,
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar=f"[{'|'.join((AUTO, *(learner.name for learner in BUILTIN)))}]",
+            help="Which learner.",
+            callback=_check_method,
+            autocompletion=_complete_method,
+        ),
+    ] = AUTO,
     head_dim: Annotated[
         int | None,
         typer.Option(min=1, metavar="H", help="Learn heads of this rank (of many heads, W too)."),
@@ -104,7 +117,7 @@ def learn(
     use_compilation_cache()
     estimator = mha.AttentionRegressor(
         n_heads=n_heads,
-        method=method.value,
+        method=method,
         head_dim=head_dim,
         bias=bias,
         causal=causal,

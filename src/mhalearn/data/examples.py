@@ -35,6 +35,7 @@ from mhalearn.data.sources import (
 )
 from mhalearn.data.survey import Survey, survey_blocks
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.parametrisation import Parametrisation
 from mhalearn.run.events import Event
 
 Indices = slice | ArrayLike
@@ -62,12 +63,13 @@ class Examples:
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self._source: Source = Arrays(check_examples(X, Y, lengths), lengths is not None)
+        self._working_set: Examples | None = None
         self.metadata = check_metadata(metadata)
 
     @classmethod
     def _over(cls, source: Source, metadata: Mapping[str, Any]) -> "Examples":
         examples = cls.__new__(cls)
-        examples._source = source
+        examples._source, examples._working_set = source, None
         examples.metadata = check_metadata(metadata)
         return examples
 
@@ -262,6 +264,17 @@ class Examples:
         mine = self.mine()
         return _merged(survey_blocks(mine._chunks(1024), mine.n))
 
+    @property
+    def working_set(self) -> "Examples":
+        """Random ones of the examples, in memory, where some were chosen; or all of them."""
+        return self if self._working_set is None else self._working_set
+
+    def with_working_set(self, chosen: "Examples") -> "Examples":
+        """The same examples, with this working set."""
+        examples = Examples._over(self._source, self.metadata)
+        examples._working_set = chosen
+        return examples
+
     def working_set_size(self, architecture: Architecture) -> int:
         """How many of the examples a learner needs in memory at most: its working set.
 
@@ -343,9 +356,10 @@ class Examples:
         head_dim: int | None = None,
         bias: bool = False,
         causal: bool = False,
+        attention: Callable[[Architecture], Parametrisation] | None = None,
     ) -> Architecture:
         """A class of layers that could have made these examples, by its sizes."""
-        return Architecture(self.d, n_heads, head_dim, self.out_dim, bias, causal)
+        return Architecture(self.d, n_heads, head_dim, self.out_dim, bias, causal, attention)
 
     def counting_limit(self, architecture: Architecture) -> float:
         """How many examples of these lengths a layer of this class needs at least."""

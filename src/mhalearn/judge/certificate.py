@@ -26,6 +26,7 @@ from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.sign_symmetry import find_sign_symmetry
 from mhalearn.judge.spectrum import Parameters
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
 
 # Relative error of an example that the distribution-free statement speaks about. Fixed here, before
@@ -82,12 +83,9 @@ class Certificate:
             plain["smallest_eigenvalue"] = float(self.spectrum[0])
             plain["largest_eigenvalue"] = float(self.spectrum[-1])
         if self.intervals is not None:
-            widest = float(np.max(self.intervals.theta)), float(np.max(self.intervals.w))
-            names = ("widest_theta_interval", "widest_w_interval")
-            plain |= {
-                name: value if np.isfinite(value) else None
-                for name, value in zip(names, widest, strict=True)
-            }
+            for name, array in self.intervals.arrays.items():
+                widest = float(np.max(array))
+                plain[f"widest_{name}_interval"] = widest if math.isfinite(widest) else None
         return plain
 
     def to_json(self) -> str:
@@ -95,7 +93,7 @@ class Certificate:
 
 
 def certify(
-    layer: AttentionLayer,
+    layer: Layer,
     X_fresh: ArrayLike | Examples,
     Y_fresh: ArrayLike | None = None,
     delta: float = 0.05,
@@ -137,7 +135,7 @@ def certify(
 
 
 def make_certificate(
-    layer: AttentionLayer,
+    layer: Layer,
     residuals: Residuals,
     inputs: Examples,
     architecture: Architecture,
@@ -159,7 +157,9 @@ def make_certificate(
     known = assess_identifiability(layer, inputs, architecture, residuals, width)
     closed = known.null_dimension == 0 and known.bound is not None and known.bound <= RESOLVED
     recovered = residuals.exact and closed
-    mirrored = find_sign_symmetry(layer, inputs, residuals) if recovered else None
+    mirrored = None
+    if recovered and isinstance(layer, AttentionLayer):
+        mirrored = find_sign_symmetry(layer, inputs, residuals)
     return Certificate(
         recovered=recovered and mirrored is None,
         reason=_reason(residuals, known, mirrored, architecture),
@@ -187,7 +187,7 @@ def make_certificate(
 
 def refitted(
     certificate: Certificate,
-    layer: AttentionLayer,
+    layer: Layer,
     examples: Examples,
     architecture: Architecture,
     residuals: Residuals | None = None,
@@ -229,13 +229,13 @@ def refitted(
 
 
 def _check_asked(
-    layer: AttentionLayer,
+    layer: Layer,
     delta: float,
     learned_from: Examples | None,
     architecture: Architecture | None,
 ) -> Architecture:
     """Refuse what `certify` cannot take; the class of layers, as given or as the layer says."""
-    if not isinstance(layer, AttentionLayer):
+    if not isinstance(layer, Layer):
         raise ValueError(f"layer is a {type(layer).__name__}: pass an AttentionLayer")
     if not isinstance(delta, float | int | np.number) or not 0 < delta < 1:
         raise ValueError(f"delta={delta!r}: pass a probability between 0 and 1")
@@ -253,7 +253,7 @@ def _check_asked(
     return architecture
 
 
-def _unseen(layer: AttentionLayer, examples: Examples, survey: Survey) -> tuple[Examples, int]:
+def _unseen(layer: Layer, examples: Examples, survey: Survey) -> tuple[Examples, int]:
     seen = np.isin(survey.hashes, layer.seen)
     n_seen = int(seen.sum())
     if 2 * n_seen > examples.n:
@@ -264,7 +264,7 @@ def _unseen(layer: AttentionLayer, examples: Examples, survey: Survey) -> tuple[
     return (examples.view(~seen) if n_seen else examples), n_seen
 
 
-def _check_fits(layer: AttentionLayer, examples: Examples) -> None:
+def _check_fits(layer: Layer, examples: Examples) -> None:
     if (examples.d, examples.out_dim) != (layer.d, layer.out_dim):
         raise ValueError(
             f"the examples have d = {examples.d} and out_dim = {examples.out_dim}, "
@@ -272,7 +272,7 @@ def _check_fits(layer: AttentionLayer, examples: Examples) -> None:
         )
 
 
-def _learned_count(layer: AttentionLayer, otherwise: int) -> int:
+def _learned_count(layer: Layer, otherwise: int) -> int:
     """How many examples the layer says it was learned from."""
     said = layer.metadata.get("n_examples", "")
     return int(said) if said.isdecimal() and int(said) > 0 else otherwise

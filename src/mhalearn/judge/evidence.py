@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
 
 from mhalearn.data import Examples
 from mhalearn.data.input_information import Information
@@ -15,6 +14,7 @@ from mhalearn.judge.residual_dependence import residual_dependence_test
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.subsets import Subsets
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.outcome import Candidate
 from mhalearn.run.run import Run
@@ -44,9 +44,8 @@ class Evidence:
     polished: bool = True
 
     @property
-    def layer(self) -> AttentionLayer:
-        # Other kinds of layers walk through the judge too; the checks that need heads say so.
-        return cast("AttentionLayer", self.candidate.layer)
+    def layer(self) -> Layer:
+        return self.candidate.layer
 
     @property
     def train(self) -> Examples:
@@ -78,8 +77,10 @@ class Evidence:
         """Independent equations over unknowns, of the scarcest kind."""
         if self.information is None:
             return math.inf
-        about_attention = self.information.about_attention(self.found_architecture)
-        return min(self.information.examples / self.counting_limit, about_attention)
+        of_all = self.information.examples / self.counting_limit
+        if self.architecture.attention is not None:  # of its unknowns no kinds are known
+            return of_all
+        return min(of_all, self.information.about_attention(self.found_architecture))
 
     @cached_property
     def train_residuals(self) -> Residuals:
@@ -122,12 +123,15 @@ class Evidence:
 
     @cached_property
     def gain_of_one_more_head(self) -> float | None:
-        """Share of the error on `certify` that one more head removes; see `one_more_head`."""
-        certify, residuals = self.subsets.certify, self.certify_residuals
+        """Share of the error on `certify` that one more head removes; see `one_more_head`. It is
+        0 where attention has no softmax heads, of which one could be missing."""
+        certify, residuals, layer = self.subsets.certify, self.certify_residuals, self.layer
         if certify is None or residuals is None:
             return None
+        if not isinstance(layer, AttentionLayer):
+            return 0.0
         return one_more_head(
-            self.layer, self.train, certify, self.architecture, self.run, residuals=residuals
+            layer, self.train, certify, self.architecture, self.run, residuals=residuals
         )
 
     @cached_property

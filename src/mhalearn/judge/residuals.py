@@ -11,8 +11,8 @@ from mhalearn._runtime.programs import compiled
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
 from mhalearn.data.label_precision import Precision, label_precision
+from mhalearn.layer.base import Layer
 from mhalearn.layer.batches import Chunk
-from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation, Params
 
 # How much further from exact a single output column and the median example may be.
@@ -45,7 +45,7 @@ class Residuals:
 
 
 def measure_residuals(
-    layer: AttentionLayer, examples: Examples, precision: Precision | None = None
+    layer: Layer, examples: Examples, precision: Precision | None = None
 ) -> Residuals:
     """Walk over the examples in chunks; memory of one chunk.
 

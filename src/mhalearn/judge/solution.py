@@ -5,7 +5,7 @@ from typing import Any
 
 from mhalearn.judge.certificate import Certificate
 from mhalearn.judge.finding import Finding
-from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.base import Layer
 from mhalearn.run.events import Event
 from mhalearn.run.outcome import Outcome
 
@@ -14,7 +14,7 @@ from mhalearn.run.outcome import Outcome
 class Solution:
     """A learned layer and what may be said about it."""
 
-    layer: AttentionLayer
+    layer: Layer
     outcome: Outcome
     trace: list[Event]
     reason: str = ""  # one sentence: why this outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -59,6 +60,10 @@ class Layer(ABC):
     @abstractmethod
     def save(self, path: str | Path) -> None:
         """Write the layer to a .safetensors file, atomically."""
+
+    def parameters(self) -> dict[str, Float64]:
+        """Its parameters by name."""
+        return dict(self.params)
 
     @property
     def n_heads(self) -> int:
@@ -168,6 +173,14 @@ class ParametrisedLayer(Layer):
         `ParametrisedLayer(parametrisation, safetensors.numpy.load_file(path))` reads them."""
         kind = {"kind": "parameters", "parametrisation": type(self._parametrisation).__name__}
         storage.write_tensors(path, dict(self._params), self.metadata | kind)
+
+
+def parameters_hash(layer: Layer) -> str:
+    """SHA-256 of the parameters as 64-bit floats."""
+    digest = hashlib.sha256()
+    for leaf in layer.parameters().values():
+        digest.update(np.ascontiguousarray(leaf, "<f8").tobytes())
+    return digest.hexdigest()
 
 
 @partial(compiled, static_argnums=0)

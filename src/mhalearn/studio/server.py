@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mhalearn.studio.request import INPUTS, METHODS, PRESETS, Limits, bounds, read_wish
+from mhalearn.studio.request import INPUTS, PRESETS, Limits, bounds, list_methods, read_wish
 from mhalearn.studio.runs import Run, Runs, TooManyRuns
 
 HOST = "127.0.0.1"
@@ -71,7 +71,7 @@ class Answers:
         return JSONResponse(
             {
                 "bounds": bounds(limits),
-                "methods": METHODS,
+                "methods": list_methods(),
                 "inputs": INPUTS,
                 "presets": {name: dataclasses.asdict(wish) for name, wish in PRESETS.items()},
             }

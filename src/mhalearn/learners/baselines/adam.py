@@ -14,9 +14,11 @@ from mhalearn.layer.batches import Chunk
 from mhalearn.learners.baselines.descent import Descent, DescentTask, Walk, descend_in_blocks
 from mhalearn.learners.baselines.starts import best_of_starts
 from mhalearn.learners.baselines.student import Student, student_rng, value_and_gradient
+from mhalearn.learners.options import AdamOptions
 from mhalearn.run.outcome import Candidate
 from mhalearn.run.run import Run
 
+_DEFAULTS = AdamOptions()
 # The usual constants but for eps, which would otherwise stop progress once gradients are small.
 _ADAM = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-16)
 
@@ -25,30 +27,20 @@ def learn(
     examples: Examples,
     architecture: Architecture,
     run: Run,
-    *,
-    learning_rate: float = 0.03,
-    steps: int = 10_000,
-    starts: int = 3,
-    goal: float = 1e-20,
+    options: AdamOptions = _DEFAULTS,
 ) -> Candidate:
     """Fit a layer with Adam, the learning rate falling to zero along a half cosine.
 
     Each step sees all examples, or one of several equal mini-batches, in random order, where a
-    gradient over all of them would need more than 128 MiB. A start ends after `steps`, or at a
-    relative training error of `goal`. (Below 1e-20 Adam's steps often turn unstable until the rate
-    has fallen: little accuracy for many steps.)
-    The defaults come from a small search (three teachers, two starts each). With ||Theta|| = 2 at
-    ratio 10, 0.03 was fastest for (heads, d, k) = (4, 8, 8). With ||Theta|| = 6, (4, 8, 8) at
-    ratio 5 needed 10,000 steps at 0.03; 0.1 was several times faster there but got stuck in some
-    runs, and was best for (3, 16, 8) at ratio 17. Robust, then, and not the fastest.
+    gradient over all of them would need more than 128 MiB.
     Cost: about three forward passes over a batch a step. Trust: a heuristic.
     """
-    schedule = _Schedule(learning_rate, steps, goal)
+    schedule = _Schedule(options.learning_rate, options.steps, options.goal)
 
     def descend(task: DescentTask, student: Student, start: int) -> Descent:
         return _descend(task, student, start, schedule, run.seed)
 
-    return best_of_starts(descend, examples, architecture, run, starts)
+    return best_of_starts(descend, examples, architecture, run, options.starts)
 
 
 class _Schedule(NamedTuple):

@@ -13,9 +13,11 @@ from mhalearn.layer.batches import Chunk
 from mhalearn.learners.baselines.descent import Descent, DescentTask, Walk, descend_in_blocks
 from mhalearn.learners.baselines.starts import best_of_starts
 from mhalearn.learners.baselines.student import Student, value_and_gradient
+from mhalearn.learners.options import LbfgsOptions
 from mhalearn.run.outcome import Candidate
 from mhalearn.run.run import Run
 
+_DEFAULTS = LbfgsOptions()
 # A block of steps that takes off less than this part of the loss has come to rounding, or to the
 # bottom of what cannot be fitted exactly.
 _LEAST_GAIN = 1e-6
@@ -25,19 +27,16 @@ def learn(
     examples: Examples,
     architecture: Architecture,
     run: Run,
-    *,
-    memory: int = 30,
-    steps: int = 5_000,
-    starts: int = 5,
-    goal: float = 1e-24,
+    options: LbfgsOptions = _DEFAULTS,
 ) -> Candidate:
-    """Fit a layer with optax's L-BFGS and its line search, keeping `memory` gradient differences.
+    """Fit a layer with optax's L-BFGS and its line search.
 
-    Each step sees all examples. A start ends after `steps`, at a relative training error of `goal`,
-    or when progress ends. (SciPy's L-BFGS-B took about twice the time for layers of d = 8, where
-    calling Python once an evaluation shows, and about the same for d = 16.)
+    Each step sees all examples. A start ends after its steps, at its goal, or when progress ends.
+    (SciPy's L-BFGS-B took about twice the time for layers of d = 8, where calling Python once an
+    evaluation shows, and about the same for d = 16.)
     Cost: a little over three forward passes a step. Trust: a heuristic.
     """
+    memory, goal = options.memory, options.goal
 
     def descend(task: DescentTask, student: Student, start: int) -> Descent:
         return descend_in_blocks(
@@ -49,12 +48,12 @@ def learn(
             optax.lbfgs(memory_size=memory).init(student),
             stage="lbfgs",
             start=start,
-            steps=steps,
+            steps=options.steps,
             goal=goal,
             least_gain=_LEAST_GAIN,
         )
 
-    return best_of_starts(descend, examples, architecture, run, starts)
+    return best_of_starts(descend, examples, architecture, run, options.starts)
 
 
 @partial(jax.jit, static_argnames=("memory",))
