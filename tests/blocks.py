@@ -21,11 +21,11 @@ def run_block(language: str, code: str, folder: Path) -> None:
 
 
 def run_command(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command beside this Python's scripts, without a compilation cache."""
+    """Run a command beside this Python's scripts, compiled as a reader's would be."""
     scripts = Path(sys.executable).parent
     environment = os.environ | {
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-        "MHALEARN_CACHE_DIR": "",
+        "XLA_FLAGS": "",
     }
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False

@@ -459,11 +459,10 @@ def test_interrupted_at_every_stage_it_ends_at_the_same_layer(case, tmp_path, mo
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory):
-    """For processes of their own; they share a compilation cache."""
+def environment():
+    """For processes of their own."""
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
-        "MHALEARN_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
     }
 
 
@@ -497,8 +496,7 @@ def interrupted_in(stage, path, data):
         AttentionRegressor(2, checkpoint=path, on_event=stop).fit(data)
 
 
-def test_resume_begins_where_there_is_no_checkpoint_yet(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("MHALEARN_CACHE_DIR", "")
+def test_resume_begins_where_there_is_no_checkpoint_yet(tmp_path, capsys):
     Examples(X, Y).save(tmp_path / "data.safetensors")
     arguments = ("learn", tmp_path / "data.safetensors", "--heads", "2")
     arguments += ("--checkpoint", tmp_path / "run.safetensors")
@@ -515,7 +513,6 @@ def test_resume_begins_where_there_is_no_checkpoint_yet(tmp_path, capsys, monkey
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
 def test_a_full_disk_is_exit_code_4_and_harms_nothing(failing, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("MHALEARN_CACHE_DIR", "")
     path, out, data = (tmp_path / f"{name}.safetensors" for name in ("run", "best", "data"))
     hard_examples().save(data)
     interrupted_in("round 2", path, mha.load_examples(data))
@@ -548,7 +545,6 @@ def test_a_folder_that_vanishes_is_broken_from_outside(tmp_path):
 
 
 def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("MHALEARN_CACHE_DIR", "")
     path, data = tmp_path / "run.safetensors", tmp_path / "data.safetensors"
     hard_examples().save(data)
 
@@ -593,7 +589,6 @@ def test_a_process_that_may_write_no_more_ends_with_4(environment, tmp_path):
 
 
 def test_a_shard_that_vanishes_between_passes_is_exit_code_4(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("MHALEARN_CACHE_DIR", "")
     for name in ("_SMALL", "_WORKING"):  # these would be held in memory
         monkeypatch.setattr(examples_module, name, 0)
     folder, path = tmp_path / "shards", tmp_path / "run.safetensors"

@@ -493,6 +493,7 @@ def run(script, *arguments):
     """What a script prints last, as JSON."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
+        "JAX_COMPILATION_CACHE_DIR": "",  # compiling takes room too
         "MHALEARN_CACHE_DIR": "",
     }
     done = subprocess.run(
@@ -582,6 +583,7 @@ print(json.dumps({"peak": peak(), "code": code}))
 """
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
+        "JAX_COMPILATION_CACHE_DIR": "",  # compiling takes room too
         "MHALEARN_CACHE_DIR": "",
     }
     child = subprocess.Popen(

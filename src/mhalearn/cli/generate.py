@@ -97,7 +97,7 @@ def draw(
 ) -> Examples:
     """Examples of a layer, in memory; they remember which, for `certify` to tell."""
     import mhalearn as mha
-    from mhalearn.layer.layer import parameters_hash
+    from mhalearn.layer.base import parameters_hash
 
     drawn = mha.Examples.from_callable(
         layer, inputs, n=n, k=tokens, d=layer.d, seed=seed, noise=noise

@@ -30,7 +30,7 @@ def certify(
 ) -> int:
     """State what is certain about a layer, from fresh examples."""
     import mhalearn as mha
-    from mhalearn.layer.layer import parameters_hash
+    from mhalearn.layer.base import parameters_hash
 
     if not 0 < delta < 1:
         raise ValueError(f"--delta {delta}: give a number between 0 and 1, such as 0.05")

@@ -180,6 +180,7 @@ class Learned(NamedTuple):
             "examples": shape,
             "relative_mse": None if certificate is None else certificate.relative_mse,
             "certificate": None if certificate is None else certificate.to_dict(),
+            "findings": [finding.to_dict() for finding in solution.findings],
             "layer": self.out,
             "report": self.report,
             "seconds": self.seconds,

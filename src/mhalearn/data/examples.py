@@ -5,7 +5,6 @@ over them.
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,9 @@ from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.validation import check_count, check_shape
 from mhalearn.data.inputs import Sampler, check_kind
 from mhalearn.data.shards import (
-    KIND,
-    REQUIRED,
     as_json,
     block_tensors,
     check_metadata,
-    from_json,
-    open_shards,
     write_block,
     write_shards,
 )
@@ -36,11 +31,11 @@ from mhalearn.data.sources import (
     Source,
     check_examples,
     join_blocks,
-    share_blocks,
     view_source,
 )
 from mhalearn.data.survey import Survey, survey_blocks
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.parametrisation import Parametrisation
 from mhalearn.run.events import Event
 
 Indices = slice | ArrayLike
@@ -50,8 +45,6 @@ _SMALL = 2**23
 # Times the counting limit from which on more examples hardly make learning easier, and entries to
 # which a working set is filled all the same: 16 MiB of doubles, of which a fit makes many copies.
 _PLENTY, _WORKING = 64, 2**21
-
-_SAVED = "give a .safetensors file, an .npz file with arrays X and Y, or a folder of shards"
 
 
 class Examples:
@@ -363,9 +356,10 @@ class Examples:
         head_dim: int | None = None,
         bias: bool = False,
         causal: bool = False,
+        attention: Callable[[Architecture], Parametrisation] | None = None,
     ) -> Architecture:
         """A class of layers that could have made these examples, by its sizes."""
-        return Architecture(self.d, n_heads, head_dim, self.out_dim, bias, causal)
+        return Architecture(self.d, n_heads, head_dim, self.out_dim, bias, causal, attention)
 
     def counting_limit(self, architecture: Architecture) -> float:
         """How many examples of these lengths a layer of this class needs at least."""
@@ -406,49 +400,3 @@ def _merged(mine: Survey) -> Survey:
 
 def _is_ascending(chosen: NDArray[np.int64]) -> bool:
     return bool(np.all(chosen[1:] > chosen[:-1]))
-
-
-def as_examples(
-    x: ArrayLike | Examples, y: ArrayLike | None, lengths: ArrayLike | None = None
-) -> Examples:
-    """X and Y, or an Examples in place of both."""
-    if isinstance(x, Examples):
-        if y is not None or lengths is not None:
-            raise ValueError("pass either an Examples or X and Y, not both")
-        examples = x
-    elif y is None:
-        # The words up to the colon are scikit-learn's, which its checks look for.
-        raise ValueError(
-            "fit requires y to be passed, but the target y is None: pass X and Y, or an Examples"
-        )
-    else:
-        examples = Examples(x, y, lengths)
-    return examples
-
-
-def load_examples(path: str | Path) -> Examples:
-    """Examples from a .safetensors or .npz file (arrays X, Y, lengths), or from a folder of shards.
-
-    Files are read at once; of a folder only the headers, and then one shard at a time. Under
-    `jax.distributed` all processes load a folder, and each reads shards of its own.
-    """
-    path = Path(path)
-    if path.suffix not in (".safetensors", ".npz"):
-        if os.path.isdir(path):
-            source, about = open_shards(path)
-            return Examples._over(share_blocks(source), about)
-        storage.check_file(path)
-        raise ValueError(f"{storage.show(path)}: not a format of examples; {_SAVED}")
-    if path.suffix == ".npz":
-        arrays = storage.read_npz(path, REQUIRED)
-        said = arrays.get("metadata")
-        metadata = str(said) if said is not None and said.dtype.kind == "U" else "{}"
-    else:
-        arrays, header = storage.read_tensors(path, kind=KIND, required=REQUIRED)
-        metadata = header.get("metadata", "{}")
-    try:
-        return Examples(
-            arrays["X"], arrays["Y"], arrays.get("lengths"), metadata=from_json(metadata)
-        )
-    except ValueError as error:
-        raise ValueError(f"{storage.show(path)}: {error}") from None

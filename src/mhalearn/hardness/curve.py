@@ -97,9 +97,7 @@ def measure_cost(
     return Cost(seed, done, told, n, seconds, error, outcome.name)
 
 
-def _learn(
-    cell: Cell, examples: Examples, seed: int, budget: float
-) -> tuple[Layer, Outcome]:
+def _learn(cell: Cell, examples: Examples, seed: int, budget: float) -> tuple[Layer, Outcome]:
     """Learner and polish alone: nothing is certified, which would take longer than to learn."""
     run, architecture = Run(budget, seed=seed), examples.architecture(cell.n_heads)
     learner: Learner = find_learner(cell.method)

@@ -10,7 +10,7 @@ from mhalearn._runtime import storage
 from mhalearn._runtime.validation import is_integer, is_number
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
-from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.base import Layer
 from mhalearn.learners.options import find_options
 from mhalearn.learners.protocol import Learner
 from mhalearn.learners.registry import DEFAULT, find_learner
@@ -115,7 +115,7 @@ def _check_checkpoint(settings: Settings) -> None:
         )
 
 
-def check_start(start: AttentionLayer, settings: Settings, examples: Examples) -> None:
+def check_start(start: Layer, settings: Settings, examples: Examples) -> None:
     """Reject a plain layer to start from that cannot be one."""
     said = f"{storage.show(settings.checkpoint or '')}: the checkpoint"
     learner = find_learner(settings.method)
@@ -133,5 +133,5 @@ def check_start(start: AttentionLayer, settings: Settings, examples: Examples) -
         raise ValueError(
             f"{said} has {start.n_heads} heads, n_heads={settings.n_heads}: ask for as many"
         )
-    if start.causal != settings.causal or (start.out_bias is not None) != settings.bias:
+    if start.causal != settings.causal or start.architecture.bias != settings.bias:
         raise ValueError(f"{said} was made with other settings of bias or causal: ask for the same")

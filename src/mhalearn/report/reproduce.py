@@ -13,13 +13,14 @@ import jax
 import numpy as np
 
 from mhalearn._runtime.version import __version__
-from mhalearn.layer.layer import AttentionLayer, parameters_hash
+from mhalearn.layer.base import Layer, parameters_hash
 from mhalearn.learners.options import describe_options
 from mhalearn.learners.registry import AUTO, list_learners
 
 # Settings that are arguments of the estimator, in its order.
 _ARGUMENTS = (
-    *("n_heads", "method", "options", "head_dim", "bias", "causal", "polish", "random_state"),
+    *("n_heads", "method", "options", "head_dim", "bias", "causal", "attention", "polish"),
+    "random_state",
     "max_seconds",
 )
 # Those that `mhalearn learn` takes with a value, and those that are flags with the value they set.
@@ -46,7 +47,7 @@ class Again(NamedTuple):
     versions: Rows
 
 
-def describe_again(settings: Mapping[str, Any], layer: AttentionLayer) -> Again:
+def describe_again(settings: Mapping[str, Any], layer: Layer) -> Again:
     """From a solution's settings. The command is theirs where they have one (`demo`)."""
     known = any(name in settings for name in _ARGUMENTS)
     options = describe_options(settings.get("options"))
@@ -90,7 +91,7 @@ def _said(value: Any) -> str:
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 
 
-def _examples_hash(layer: AttentionLayer) -> str:
+def _examples_hash(layer: Layer) -> str:
     """Of the hashes of the examples learned from, whatever their order."""
     seen = np.sort(layer.seen)
     return hashlib.sha256(seen.astype("<u8").tobytes()).hexdigest() if seen.size else "not recorded"

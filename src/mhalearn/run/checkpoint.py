@@ -65,21 +65,28 @@ class Checkpoint:
 
     @classmethod
     def open(
-        cls, path: str | Path, run: Mapping[str, Any], seen: NDArray[np.uint64], *, resume: bool
+        cls,
+        path: str | Path,
+        run: Mapping[str, Any],
+        seen: NDArray[np.uint64],
+        *,
+        resume: bool,
+        kind: Parametrisation | None = None,
     ) -> "Checkpoint":
         """The journal in a file: a new one, or with `resume` the one that is there.
 
-        run: what must be the same when it is resumed. seen: goes with the best layer.
+        run: what must be the same when it is resumed. seen: goes with the best layer. kind: of
+        attention, where layers are not softmax heads.
         Processes of one run open it together: all read it, and the first one writes.
         """
-        journal = cls(path, run)
-        journal._seen = seen
+        checkpoint = cls(path, run)
+        checkpoint._seen, checkpoint.kind = seen, kind
         if devices.is_first():
             storage.remove_leftovers(path)
         if resume and holds_something(path):
-            journal._read(path)
-        journal._share(path)
-        return journal
+            checkpoint._read(path)
+        checkpoint._share(path)
+        return checkpoint
 
     @property
     def start(self) -> Layer | None:

@@ -1,7 +1,7 @@
 """Descend from a layer until nothing improves."""
 
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from mhalearn.solvers.gauss_newton import (
     ITERATIVE,
     JOINT,
     JOINT_SINGLE,
+    QUICK,
     ROUNDING,
     StepOptions,
     best_layer,
@@ -40,13 +41,10 @@ def max_direct_unknowns() -> int:
     return 512 if jax.default_backend() == "cpu" else MAX_FINISHING_UNKNOWNS
 
 
-AnyLayer = TypeVar("AnyLayer", bound=Layer)
-
-
-class Polished(NamedTuple, Generic[AnyLayer]):
+class Polished(NamedTuple):
     """A layer, its loss, and whether descent ended because nothing improved."""
 
-    layer: AnyLayer
+    layer: Any  # of the kind that was given
     loss: float  # relative squared error
     converged: bool
 
@@ -60,13 +58,13 @@ class Minimum(NamedTuple):
 
 
 def polish(
-    layer: AnyLayer,
+    layer: Layer,
     problem: Problem,
     run: Run,
     *,
     stage: str = "polish",
     max_steps: int = 200,
-) -> Polished[AnyLayer]:
+) -> Polished:
     """Descend from a layer until nothing improves.
 
     Trust: a stationary point of the training loss, to rounding. Not a certificate.
@@ -112,7 +110,7 @@ def minimise(
             continue  # badly conditioned parameters gain even where the loss is rounding
         if has_converged(state).all() or _is_inexact(gears[gear], before, loss):
             gear += 1
-            if gear == len(gears) or not _is_worth(gears[gear], loss):
+            if gear == len(gears) or not _is_worth(gears[gear - 1], gears[gear], loss):
                 converged = bool(np.isfinite(loss))
                 break
             state = reset_damping(state)
@@ -129,7 +127,7 @@ def _list_gears(parametrisation: Parametrisation) -> list[StepOptions]:
         return [ITERATIVE]
     unknowns = architecture.heads * architecture.query_dim * architecture.d
     if unknowns <= max_direct_unknowns():
-        return [DIRECT]
+        return [QUICK, DIRECT]  # the program of quick steps is mostly there already
     return [ITERATIVE, DIRECT] if unknowns <= MAX_FINISHING_UNKNOWNS else [ITERATIVE]
 
 
@@ -138,17 +136,18 @@ def _is_inexact(options: StepOptions, before: float, after: float) -> bool:
     return options.single and _LITTLE * before < after < _NEAR
 
 
-def _is_worth(options: StepOptions, loss: float) -> bool:
-    """Whether dearer steps could gain something."""
-    return loss > ROUNDING and (not options.direct or loss < _NEARLY)
+def _is_worth(last: StepOptions, options: StepOptions, loss: float) -> bool:
+    """Whether dearer steps could gain something: those that factor large matrices only where what
+    is left is nearly nothing."""
+    return loss > ROUNDING and (last.single or not options.direct or loss < _NEARLY)
 
 
 def polish_on(
     examples: Examples,
-    layer: AnyLayer,
+    layer: Layer,
     architecture: Architecture,
     run: Run,
-) -> Polished[AnyLayer]:
+) -> Polished:
     """`polish` on examples within an architecture; what already fits to rounding stays as it is,
     where heads are moved by their factors."""
     architecture = architecture.with_heads(layer.n_heads)

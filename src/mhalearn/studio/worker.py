@@ -112,6 +112,7 @@ class Learning:
         self._write(mha.Solution(layer, outcome, events, reason, settings=self._settings))
 
     def _end(self, solution: mha.Solution) -> None:
+        assert isinstance(solution.layer, mha.AttentionLayer)  # no other kind is asked for here
         self._watcher.show(solution.layer, in_any_case=True)
         self._write(solution)
         found = mha.compare(solution.layer, self._truth)
@@ -125,7 +126,7 @@ class Learning:
             }
         )
 
-    def _best_layer(self) -> mha.AttentionLayer | None:
+    def _best_layer(self) -> Any:
         """What the learner has chosen or, if it fits better, what was shown last: polish, say."""
         layers = (self._estimator.best_layer_so_far(), self._watcher.last)
         known = [layer for layer in layers if layer is not None]

@@ -34,6 +34,7 @@ from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import (
     DIRECT,
     ITERATIVE,
+    QUICK,
     State,
     StepOptions,
     init_dense,
@@ -103,7 +104,7 @@ def learn(
     if architecture.attention is not None:
         return learn_parametrised(examples, architecture, exact, run)
     if architecture.prefers_factors:
-        return learn_factored(examples, architecture, exact, run, start)
+        return learn_factored(examples, architecture, exact, run)
     if architecture.n_heads is None:
         return choose_heads(attempt, most_heads(examples, architecture), exact, run)
     # Below the counting limit no effort helps.
@@ -252,7 +253,7 @@ def _release_ridges(round_: Round) -> NDArray[np.float64]:
 def _choose_steps(number: int, problem: Problem) -> StepOptions:
     """The first round looks quickly; where unknowns are few, later ones take direct steps."""
     if number == 0:
-        return StepOptions(single=True)
+        return QUICK
     architecture = problem.architecture
     unknowns = architecture.heads * architecture.query_dim * architecture.d
     few = unknowns <= max_direct_unknowns() and architecture.head_dim is None
