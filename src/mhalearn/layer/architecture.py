@@ -185,18 +185,18 @@ class Architecture:
         Trust: necessary for the Jacobian to be injective, and nearly sufficient for generic layers.
         """
         sizes, times = np.unique(np.atleast_1d(np.asarray(lengths)), return_counts=True)
-        share = times / times.sum()
         seen = [np.arange(1, t + 1) if self.causal else np.full(t, t) for t in sizes.tolist()]
-        about_attention = share @ [self.attention_scalars(tokens).sum() for tokens in seen]
+        n, rows = int(times.sum()), int(times @ sizes)
+        about_attention = float(times @ [self.attention_scalars(tokens).sum() for tokens in seen])
         if about_attention == 0:  # no row sees two tokens: attention is constant
             return math.inf
-        rows = float(share @ sizes)
+        # Whole numbers are divided once, so that a limit that is one comes out as one.
         if self.attention is not None:
-            return self.count() / (rows * self.outputs)
+            return n * self.count() / (rows * self.outputs)
         span, unknowns = self.output_span, self.count_by_kind()
-        everything = unknowns.total / (rows * self.outputs)
-        inside = self._count(span).total / (rows * span)
-        return float(max(everything, inside, unknowns.attention / about_attention))
+        everything = n * unknowns.total / (rows * self.outputs)
+        inside = n * self._count(span).total / (rows * span)
+        return max(everything, inside, n * unknowns.attention / about_attention)
 
     def contains(self, layer: Layer) -> bool:
         """Whether a layer belongs to this class: sizes, mask, biases, and ranks up to rounding."""
