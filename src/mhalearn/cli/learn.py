@@ -27,7 +27,10 @@ commands = typer.Typer()
 
 def _check_method(name: str) -> str:
     """A name of the registry, which other modules may have added to."""
-    known = (AUTO, *(learner.name for learner in list_learners()))
+    try:
+        known = _list_methods()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     if name not in known:
         said = ", ".join(repr(choice) for choice in known)
         raise typer.BadParameter(f"{name!r} is not one of {said}.")
@@ -35,8 +38,11 @@ def _check_method(name: str) -> str:
 
 
 def _complete_method(typed: str) -> list[str]:
-    names = (AUTO, *(learner.name for learner in list_learners()))
-    return [name for name in names if name.startswith(typed)]
+    return [name for name in _list_methods() if name.startswith(typed)]
+
+
+def _list_methods() -> list[str]:
+    return [AUTO, *(learner.name for learner in list_learners())]
 
 
 @commands.command(
