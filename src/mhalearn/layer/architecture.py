@@ -177,7 +177,7 @@ class Architecture:
         others = np.asarray(tokens_seen, np.float64) - 1
         return np.minimum(self.output_span, self.heads * others)
 
-    def counting_limit(self, lengths: ArrayLike) -> float:
+    def counting_limit(self, lengths: int | ArrayLike) -> float:
         """The number of examples below which no method can determine the layer: N_min.
 
         lengths: the number of tokens of an example, k, or the lengths of all examples where they
