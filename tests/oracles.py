@@ -52,14 +52,23 @@ def counting_limit(lengths, d, e, heads, *, bias=False, head_dim=None, causal=Fa
             count += theta + rank * (d + width - rank) + (v if bias else 0)
         return count
 
-    rows = sum(lengths) / len(lengths)
-    about_attention = 0
+    def told_by_one_token(width: int) -> int:
+        """The sum of all W, and c: rows that see one token say nothing else."""
+        rank = min(d, width, sum(ranks))
+        return rank * (d + width - rank) + (width if bias else 0)
+
+    rows = mixing = about_attention = 0
     for n in lengths:
         for r in range(n):
             others = r if causal else n - 1
-            about_attention += min(inside, heads * others) / len(lengths)
-    least = unknowns(e) / (rows * e), unknowns(inside) / (rows * inside)
-    return max(*least, heads * (theta + (v if bias else 0)) / about_attention)
+            rows += 1
+            mixing += others > 0
+            about_attention += min(inside, heads * others)
+    limits = [heads * (theta + (v if bias else 0)) / about_attention]
+    for width in (e, inside):
+        limits.append(unknowns(width) / (rows * width))
+        limits.append((unknowns(width) - told_by_one_token(width)) / (mixing * width))
+    return len(lengths) * max(limits)
 
 
 def narrow_layer(n_heads, d=64, rank=8, *, bias=False, causal=False, seed=1, out_dim=None):
