@@ -38,8 +38,8 @@ def attention_layer(
     return outputs
 
 
-def counting_limit(lengths, d, e, heads, *, bias=False, head_dim=None) -> float:
-    """N_min by counting, one head and one example at a time."""
+def counting_limit(lengths, d, e, heads, *, bias=False, head_dim=None, causal=False) -> float:
+    """N_min by counting, one head, one example and one row at a time."""
     ranks = [min(d if head_dim is None else head_dim, e) for _ in range(heads)]
     inside = min(e, sum(ranks))
 
@@ -53,9 +53,13 @@ def counting_limit(lengths, d, e, heads, *, bias=False, head_dim=None) -> float:
         return count
 
     rows = sum(lengths) / len(lengths)
-    about_theta = sum(n * min(inside, heads * (n - 1)) for n in lengths) / len(lengths)
+    about_attention = 0
+    for n in lengths:
+        for r in range(n):
+            others = r if causal else n - 1
+            about_attention += min(inside, heads * others) / len(lengths)
     least = unknowns(e) / (rows * e), unknowns(inside) / (rows * inside)
-    return max(*least, heads * theta / about_theta)
+    return max(*least, heads * (theta + (v if bias else 0)) / about_attention)
 
 
 def narrow_layer(n_heads, d=64, rank=8, *, bias=False, causal=False, seed=1, out_dim=None):

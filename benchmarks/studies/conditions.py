@@ -185,9 +185,9 @@ def run(name: str, seed: int) -> dict[str, object]:
     record |= {"shape": [heads, D, K], "scale": SCALE, "examples": N, "machine": machine()}
     record |= {"conditions": {item.name: [item.value, item.threshold] for item in items}}
     record |= {"violated": [item.name for item in items if not item.ok]}
-    trace = Run()
+    trace = Run(seed=seed)
     try:
-        phases = run_phases(examples, heads, seed, trace)
+        phases = run_phases(examples, heads, trace)
         record |= {"seconds": trace.seconds}
         basis = np.linalg.qr(truth.theta.reshape(heads, -1).T)[0].T
         measured = [

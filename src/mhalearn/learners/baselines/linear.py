@@ -25,6 +25,7 @@ from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.attention import LinearFit, fit_projections, jvp, logits, tangent, vjp
 from mhalearn.layer.batches import Chunk, sum_over_chunks
+from mhalearn.layer.dense import Dense
 from mhalearn.learners.baselines.descent import DescentTask
 from mhalearn.learners.baselines.starts import ENOUGH, ScoredLayer, conclude, prepare
 from mhalearn.learners.baselines.student import student_rng
@@ -69,7 +70,7 @@ def learn(
     one head's direction and roughly the span of several, not a small error: a start for polish.
     """
     head_dim = architecture.head_dim
-    task, held_out = prepare(examples, architecture, run)
+    task, held_out = prepare(examples, Dense(architecture), run)
     d = task.problem.d
     shape = (architecture.heads, task.problem.query_dim, d)
     with one_lapack_thread():

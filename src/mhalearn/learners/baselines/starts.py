@@ -9,10 +9,10 @@ import numpy as np
 from mhalearn._runtime.programs import in_float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
-from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.learners.baselines.descent import Descent, DescentTask
-from mhalearn.learners.baselines.student import Student, batches, random_student, student_rng
+from mhalearn.learners.baselines.student import batches, random_student, student_rng
 from mhalearn.run.checkpoint import from_arrays, to_arrays
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
@@ -43,19 +43,18 @@ class ScoredLayer(NamedTuple):
     error: float
 
 
-def prepare(
-    examples: Examples, architecture: Architecture, run: Run
-) -> tuple[DescentTask, Examples]:
+def prepare(examples: Examples, kind: Parametrisation, run: Run) -> tuple[DescentTask, Examples]:
     """What all starts share, and the examples to select by."""
+    architecture = kind.architecture
     train, select = hold_out(examples, run.seed, examples.counting_limit(architecture))
-    problem = make_problem(train, Dense(architecture))
+    problem = make_problem(train, kind)
     energy = jnp.asarray(problem.energy if problem.energy > 0 else 1.0)
     return DescentTask(problem, batches(problem), energy, run), select
 
 
 @in_float64
 def best_of_starts(
-    descend: Callable[[DescentTask, Student, int], Descent],
+    descend: Callable[[DescentTask, Params, int], Descent],
     examples: Examples,
     architecture: Architecture,
     run: Run,
@@ -65,16 +64,16 @@ def best_of_starts(
 
     No further start is made once one explains the held-out examples to 1e-12.
     """
-    task, held_out = prepare(examples, architecture, run)
+    task, held_out = prepare(examples, architecture.parametrisation(), run)
     best: ScoredLayer | None = None
     finite = False
     for start in range(starts):
         rng = student_rng(run.seed, 1, start)
         student = random_student(task.problem, rng)
 
-        def work(student: Student = student, start: int = start) -> dict[str, Any]:
+        def work(student: Params = student, start: int = start) -> dict[str, Any]:
             end = descend(task, student, start)
-            layer = task.layer(end.student)
+            layer = task.problem.to_layer(end.student)
             error = relative_error(layer, held_out)
             return to_arrays(layer) | {"error": error, "loss": end.loss, "finite": end.finite}
 

@@ -12,6 +12,7 @@ from mhalearn.data import Examples
 from mhalearn.data.label_precision import label_precision
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.dense import Dense
+from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.newton.annealing import LAST_STRENGTH, anneal_first_order
 from mhalearn.learners.newton.continuation import (
     Task,
@@ -69,7 +70,7 @@ def learn(
     Trust: a heuristic with no guarantee of success; what it returns is checked elsewhere.
     """
     exact = max(options.exact, label_precision(examples).floor ** 2)
-    start = run.start
+    start = run.start if isinstance(run.start, AttentionLayer) else None
 
     def with_heads(count: int, rounds: tuple[Round, ...] | None = None) -> Candidate:
         asked = architecture.with_heads(count)
