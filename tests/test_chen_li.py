@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 import mhalearn as mha
 from mhalearn.layer.dense import Dense
 from mhalearn.learners import ChenLiOptions
-from mhalearn.learners.chen_li import Breakdown, learn, run_phases
+from mhalearn.learners.chen_li import Breakdown, learn_chen_li, run_phases
 from mhalearn.learners.chen_li.body_shape import BodyShape, fit_shape
 from mhalearn.learners.chen_li.breakdown import check_rank
 from mhalearn.learners.chen_li.input_distribution import recognise_inputs
@@ -198,7 +198,7 @@ def test_one_head_is_counted_as_one_and_learned():
 
 
 def test_time_limit_ends_a_pass(examples):
-    solution = learn(examples, examples.architecture(HEADS), Run(max_seconds=1e-3))
+    solution = learn_chen_li(examples, examples.architecture(HEADS), Run(max_seconds=1e-3))
     assert solution.outcome is Outcome.TIME_LIMIT
     assert "phase 1" in solution.reason
 
@@ -293,17 +293,17 @@ def test_flat_attention_is_not_confirmed_by_the_programme():
 
 def test_a_breakdown_is_an_outcome_and_what_is_not_modelled_is_refused(truth):
     examples = mha.Examples.from_callable(truth, "boolean", n=50, k=K, d=D)
-    solution = learn(examples, examples.architecture(HEADS), Run())
+    solution = learn_chen_li(examples, examples.architecture(HEADS), Run())
     assert solution.outcome is Outcome.STUCK
     assert solution.reason.startswith("phase 2")
     with pytest.raises(ValueError, match="bias=True"):
-        learn(examples, examples.architecture(HEADS, bias=True), Run())
+        learn_chen_li(examples, examples.architecture(HEADS, bias=True), Run())
     with pytest.raises(ValueError, match="bias=True"):
         mha.AttentionRegressor(HEADS, "sculpt", bias=True).fit(examples)
 
 
 def test_a_row_that_is_not_worth_certifying_is_an_option(examples):
     strict = ChenLiOptions(worst_score=1e-12)
-    candidate = learn(examples, examples.architecture(HEADS), Run(), strict)
+    candidate = learn_chen_li(examples, examples.architecture(HEADS), Run(), strict)
     assert candidate.outcome is Outcome.STUCK
     assert "certify at score 1e-12" in candidate.reason

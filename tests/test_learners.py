@@ -15,7 +15,7 @@ from sklearn.base import clone
 import mhalearn as mha
 from mhalearn import cli, learners
 from mhalearn.hardness import plot
-from mhalearn.hardness.curve import Cell, Cost, list_methods, measure_cost, record_of
+from mhalearn.hardness.curve import Cell, Cost, list_curve_methods, measure_cost, record_of
 from mhalearn.learners import (
     AdamOptions,
     ChenLiOptions,
@@ -103,7 +103,7 @@ def test_the_learners_of_the_package_are_complete_and_in_their_order():
 
 def test_a_registered_learner_is_known_everywhere(oracle):
     assert list_learners()[-1] is find_learner("oracle") is oracle
-    assert list_methods()[-1] == "oracle"
+    assert list_curve_methods()[-1] == "oracle"
     assert list_offers()["oracle"] == "oracle"
     assert read_wish({"method": "oracle"}, Limits()).method == "oracle"
     with pytest.raises(ValueError, match="must be told the number of heads"):

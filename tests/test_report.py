@@ -15,7 +15,7 @@ from mhalearn.judge.finding import Finding
 from mhalearn.judge.solution import Solution
 from mhalearn.learners.chen_li import events
 from mhalearn.learners.chen_li.body_shape import BodyShape
-from mhalearn.learners.chen_li.phase1_crude_sum import Candidate, CrudeSum
+from mhalearn.learners.chen_li.phase1_crude_sum import CrudeSum, SumEstimate
 from mhalearn.learners.chen_li.phase2_body import sculpt_body
 from mhalearn.learners.chen_li.phase2_certification import fit_pairs
 from mhalearn.learners.chen_li.phase3_refined_sum import MarginRows, RefinedSum
@@ -268,7 +268,7 @@ def tell_all_phases(d=6, k=3, count=200):
     shape = BodyShape(truth.theta[0], truth.theta[1:], np.array([1e-4, 0.01, *[0.1] * (d * d - 2)]))
     margins = MarginRows(x[:, 0].astype(float), y[:, 0], rng.uniform(2, 9, count))
     refined = RefinedSum(total, np.geomspace(1e-6, 1, count), 0.75)
-    candidates = (Candidate("all tokens", total, -2.0), Candidate("none", total, math.inf))
+    candidates = (SumEstimate("all tokens", total, -2.0), SumEstimate("none", total, math.inf))
     events.emit_theory(examples, 2, trace)
     events.emit_crude(CrudeSum(total, candidates, 1.5, 8), trace)
     for round_ in range(3):

@@ -383,7 +383,7 @@ def test_the_worker_thins_what_a_fast_learner_tells():
     told = []
     truth = mha.random_layer(n_heads=1, d=2)
     estimator = mha.AttentionRegressor(1)
-    watcher = worker.Watcher(truth, estimator, told.append)
+    watcher = worker.LayerWatcher(truth, estimator, told.append)
     for step in range(5000):
         watcher.on_event(Event("adam", step, 1.0 / (step + 1), 0.0))
         watcher.show(truth)

@@ -30,7 +30,7 @@ from benchmarks.peers.dense_peers import optimistix_descent, scipy_descent, unle
 from benchmarks.peers.peers import annealed_adam, optax_lbfgs, tuned_adam
 from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn.layer.dense import Dense
-from mhalearn.learners.newton import learn
+from mhalearn.learners.newton import learn_newton
 from mhalearn.run.run import Run
 from mhalearn.solvers.polish import polish
 from mhalearn.solvers.scaled_problem import make_problem
@@ -61,7 +61,7 @@ def judge(layer: mha.AttentionLayer, truth: mha.AttentionLayer, x: np.ndarray) -
 def recover(truth: mha.AttentionLayer, x: np.ndarray, seed: int, limit: float) -> Record:
     examples, trace = mha.Examples(x, truth(x)), Run(limit, seed=seed)
     with one_lapack_thread():
-        found = learn(examples, examples.architecture(truth.n_heads), trace).layer
+        found = learn_newton(examples, examples.architecture(truth.n_heads), trace).layer
     stages = [event.stage for event in trace.events if event.stage.startswith("round")]
     return {"seconds": trace.seconds, "last_stage": stages[-1]} | judge(found, truth, x)
 

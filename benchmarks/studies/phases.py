@@ -150,7 +150,7 @@ def without_phases(examples: Examples, n_heads: int, seed: int, fresh: Examples)
 
     It is Levenberg-Marquardt with W eliminated, a ridge annealed away and restarts.
     """
-    found = newton.learn(
+    found = newton.learn_newton(
         examples.subset(slice(0, 400)), examples.architecture(n_heads), Run(seed=seed)
     )
     return mean_squared(found.layer, fresh)

@@ -46,16 +46,17 @@ def _list_methods() -> list[str]:
 
 
 @commands.command(
+    "learn",
     epilog="Examples:\n\n"
     "  mhalearn learn data/examples.safetensors --heads 3 --out layer.safetensors\n\n"
     "  mhalearn learn data.npz --report report.html --json > result.json\n\n"
     "  mhalearn learn shards/ --heads auto --checkpoint run.safetensors --resume\n\n"
     "  srun mhalearn learn shards/ --distributed --out layer.safetensors\n\n"
     "Exit code 0: recovered; 3: finished, not recovered; 2: bad input; 4: broken from outside; "
-    "130: Ctrl-C, with the best layer so far in --out."
+    "130: Ctrl-C, with the best layer so far in --out.",
 )
 @guarded
-def learn(
+def learn_command(
     examples: Annotated[
         Path,
         typer.Argument(

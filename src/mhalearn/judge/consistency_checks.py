@@ -13,7 +13,7 @@ from mhalearn.run.outcome import Outcome
 # All examples are as exact as some of them up to this factor.
 _AS_EXACT = 3.0
 # The floor of exact residuals allows this many times what rounding alone makes.
-ROUNDING = 48.0
+ROUNDING_MARGIN = 48.0
 # Noise makes no example worse than the median by this factor; a corrupted label may.
 _ALIKE = 10.0
 
@@ -93,7 +93,7 @@ def all_examples(evidence: Evidence) -> Found | None:
 
 def _not_as_exact(evidence: Evidence, train: Residuals, every: Residuals) -> Found | None:
     # Not only exact, but as exact: a working set at rounding allows the others no more.
-    level = max(train.root_relative, every.floor / ROUNDING)
+    level = max(train.root_relative, every.floor / ROUNDING_MARGIN)
     if every.exact and every.root_relative <= _AS_EXACT * level:
         return None
     bar = max(THRESHOLD, 2 * every.floor)

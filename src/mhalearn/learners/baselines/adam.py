@@ -19,7 +19,7 @@ from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, anneal, co
 _DEFAULTS = AdamOptions()
 
 
-def learn(
+def learn_adam(
     examples: Examples,
     architecture: Architecture,
     run: Run,

@@ -27,7 +27,7 @@ _DEFAULTS = LbfgsOptions()
 _LEAST_GAIN = 1e-6
 
 
-def learn(
+def learn_lbfgs(
     examples: Examples,
     architecture: Architecture,
     run: Run,

@@ -20,7 +20,7 @@ from mhalearn.solvers.polish import relative_error
 from mhalearn.solvers.scaled_problem import make_problem
 
 _HELD_OUT = 8  # one example in so many chooses among the starts
-ENOUGH = 1e-12  # held-out error (squared, relative) at which no further start is made
+EXACT_ENOUGH = 1e-12  # held-out error (squared, relative) at which no further start is made
 _LOST = 0.5  # held-out error above which nothing was learned
 
 
@@ -85,7 +85,7 @@ def best_of_starts(
         finite = finite or end["finite"]
         if best is None or candidate.error < best.error:
             best = candidate
-        if best.error <= ENOUGH or run.is_over():
+        if best.error <= EXACT_ENOUGH or run.is_over():
             break
     assert best is not None
     return conclude(best, finite, run)
@@ -93,7 +93,7 @@ def best_of_starts(
 
 def conclude(best: ScoredLayer, finite: bool, run: Run) -> Candidate:
     """The provisional outcome; whether a layer is recovered is not for a learner to say."""
-    short = best.error > ENOUGH
+    short = best.error > EXACT_ENOUGH
     if short and run.is_over():
         outcome, reason = Outcome.TIME_LIMIT, f"held-out error {best.error:.1e} when time was up"
     elif short and not finite:
