@@ -18,8 +18,10 @@ from mhalearn.data import Examples, examples, inputs, load_examples
 from mhalearn.data import shards as files
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.data.shards import Shards
+from mhalearn.judge.consistency_checks import all_examples
+from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
-from mhalearn.judge.verdict import check_all_examples
+from mhalearn.judge.subsets import Subsets
 from mhalearn.learners import Learner, find_learner
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
@@ -261,9 +263,8 @@ def test_a_fit_reads_drawn_examples_a_few_times_and_holds_few(small_working_set,
     model = mha.AttentionRegressor(2, method).fit(many)
     assert model.outcome_ is Outcome.RECOVERED
     assert len(model.layer_.seen) == 100_000
-    # To survey and draw the working set, to learn if the learner streams, to check all examples;
-    # and the first block for the precision of its labels.
-    assert box.calls == passes * blocks + 1
+    # To survey and draw the working set, to learn if the learner streams, to check all examples.
+    assert box.calls == passes * blocks
     assert box.most <= 3
     (event,) = (event for event in model.trace_ if event.stage == "working set")
     assert event.detail == f"{event.step} of 100000 examples"
@@ -286,7 +287,7 @@ def test_a_fit_reads_shards_three_times(small_working_set, folder, monkeypatch):
     )
     model = mha.AttentionRegressor(2, Walker()).fit(load_examples(folder))
     assert model.outcome_ is Outcome.RECOVERED
-    assert sorted(reads) == sorted([*range(10)] * 3 + [0])
+    assert sorted(reads) == sorted([*range(10)] * 3)
 
 
 def test_bad_values_in_the_last_shard_are_found_before_learning(folder, tmp_path):
@@ -388,10 +389,12 @@ def test_what_the_part_shows_too_is_no_objection():
 
     def objection(labels):
         given = Examples(x, labels)
-        return check_all_examples(SMALL, given.subset(slice(0, 200)), given)
+        part = given.subset(slice(0, 200))
+        subsets = Subsets(given, part, part, None)
+        return all_examples(Evidence(Candidate(SMALL), given.architecture(2), subsets, Run()))
 
     assert [objection(labels) for labels in (y, noisy, uneven)] == [None] * 3
-    assert "of which 1 are off" in objection(late)
+    assert "of which 1 are off" in objection(late).sentence
 
 
 def test_a_sorted_file_is_learned_like_any_other(tmp_path, small_working_set):
