@@ -132,17 +132,11 @@ def _deviations(
     half: Float64, open_directions: Float64, at: Params, problem: Problem
 ) -> Parameters:
     """Standard deviations of what the parameters determine, (J^T J)^+ = half half^T."""
-    kind, unflatten = problem.parametrisation, ravel_pytree(at)[1]
+    kind = problem.parametrisation
 
     def spread(directions: Float64) -> Any:
-        def moved(direction: Array) -> Any:
-            change = jax.jvp(kind.invariants, (at,), (unflatten(direction),))[1]
-            return jax.tree.map(jnp.square, change)
-
-        if not directions.shape[1]:
-            return jax.tree.map(lambda leaf: np.zeros(leaf.shape), kind.invariants(at))
-        squares = jax.lax.map(moved, jnp.asarray(directions.T))
-        return jax.tree.map(lambda leaf: np.asarray(leaf.sum(axis=0)), squares)
+        moved = replicate(_squared_changes(at, jnp.asarray(directions.T), kind))
+        return jax.tree.map(np.asarray, moved)
 
     def deviate(variance: Float64, reach: Float64) -> Float64:
         # The gauge moves nothing that is determined, but for rounding.
@@ -154,3 +148,16 @@ def _deviations(
         by_query = np.asarray(found.theta).transpose(1, 0, 2)
         return in_user_units(by_query, np.asarray(found.w), problem)
     return Parameters(dict(found))
+
+
+@partial(compiled, static_argnums=2)
+def _squared_changes(at: Params, directions: Float[Array, "r p"], kind: Parametrisation) -> Params:
+    """Squared changes of what the parameters determine, summed over directions."""
+    unflatten = ravel_pytree(at)[1]
+
+    def add(sums: Params, direction: Array) -> tuple[Params, None]:
+        change = jax.jvp(kind.invariants, (at,), (unflatten(direction),))[1]
+        return jax.tree.map(lambda sum_, part: sum_ + part**2, sums, change), None
+
+    none = jax.tree.map(jnp.zeros_like, kind.invariants(at))
+    return jax.lax.scan(add, none, directions)[0]
