@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 
 # Everything that is checked every day.
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # What is too slow for every day.
 test-slow: $(VENV)/.installed-dev

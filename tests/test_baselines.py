@@ -1,6 +1,7 @@
 """The baselines fit what they should, say honestly how a run ended, and keep to their clocks."""
 
 import time
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +11,15 @@ import pytest
 from mhalearn._runtime.programs import float64
 from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
+from mhalearn.layer.dense import Dense
+from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
-from mhalearn.learners.baselines import adam as adam_module
-from mhalearn.learners.baselines import lbfgs as lbfgs_module
+from mhalearn.learners import find_learner
 from mhalearn.learners.baselines import linear as linear_module
 from mhalearn.learners.baselines.descent import DescentTask
 from mhalearn.learners.baselines.starts import hold_out
 from mhalearn.learners.baselines.student import (
     batches,
-    expand,
     random_student,
     relative_loss,
     student_rng,
@@ -26,14 +27,10 @@ from mhalearn.learners.baselines.student import (
 )
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import relative_error
+from mhalearn.solvers.polish import relative_error
 from mhalearn.solvers.scaled_problem import make_problem
 
-LEARNERS = {
-    "adam": adam_module.learn,
-    "lbfgs": lbfgs_module.learn,
-    "linear": linear_module.learn,
-}
+LEARNERS = ("adam", "lbfgs", "linear")
 
 
 def teach(*, heads=2, d=6, k=5, n=120, lengths=None, noise=0.0, **teacher):
@@ -50,15 +47,27 @@ def fresh(examples, teacher, **options):
     return Examples(x, random_layer(d=examples.d, seed=11, **teacher)(x), **options)
 
 
-def run(method, examples, *, max_seconds=None, **options):
-    trace = Run(max_seconds)
-    settings = {"n_heads": 2, "bias": False, "causal": False, "head_dim": None, "seed": 0}
-    solution = LEARNERS[method](examples, run=trace, **(settings | options))
-    assert solution.outcome is not Outcome.RECOVERED
-    assert solution.trace is trace.events
-    assert solution.settings["method"] == method
+CLASS = ("n_heads", "bias", "causal", "head_dim")
+
+
+def run(method, examples, *, max_seconds=None, **settings):
+    """Learn layers of the class that is set; what else is set are options."""
+    learner, trace = find_learner(method), Run(max_seconds)
+    asked = {"n_heads": 2} | {name: settings.pop(name) for name in CLASS if name in settings}
+    options = learner.options(**settings)
+    candidate = learner.learn(examples, examples.architecture(**asked), trace, options)
+    assert candidate.outcome is not Outcome.RECOVERED
     assert trace.best is not None
-    return solution
+    return Ended(candidate.layer, candidate.outcome, candidate.reason, trace.events)
+
+
+class Ended(NamedTuple):
+    """What a learner returned, and what it told."""
+
+    layer: AttentionLayer
+    outcome: Outcome
+    reason: str
+    trace: list
 
 
 # The errors a practitioner may expect on fresh examples, squared and relative.
@@ -141,37 +150,43 @@ def test_gradient_agrees_with_finite_differences(head_dim):
     lengths = np.random.default_rng(0).integers(2, 6, 40)
     examples = teach(n=40, lengths=lengths, key_vector=True, out_bias=True, causal=True)
     with float64():
-        problem = make_problem(examples, 2, bias=True, causal=True)
-        data, energy = batches(problem, 2), jnp.asarray(problem.energy)
+        asked = examples.architecture(2, head_dim=head_dim, bias=True, causal=True)
+        kind = asked.parametrisation()
+        problem = make_problem(examples, kind)
+        data, energy = batches(problem), jnp.asarray(problem.energy)
         rng = student_rng(3)
-        student = random_student(problem, 2, head_dim, rng)
-        loss, slope = jax.jit(value_and_gradient)(student, data, energy)
-        np.testing.assert_allclose(loss, relative_loss(student, data, energy), rtol=1e-13)
+        student = random_student(problem, rng)
+        gradient = jax.jit(value_and_gradient, static_argnums=0)
+        loss, slope = gradient(kind, student, data, energy)
+        np.testing.assert_allclose(loss, relative_loss(kind, student, data, energy), rtol=1e-13)
         step = 1e-5
-        for name, leaf in student.items():
+        for name, leaf in student._asdict().items():
             direction = rng.standard_normal(leaf.shape)
             ahead, behind = (
-                relative_loss(student | {name: leaf + sign * step * direction}, data, energy)
+                relative_loss(
+                    kind, student._replace(**{name: leaf + sign * step * direction}), data, energy
+                )
                 for sign in (1, -1)
             )
-            found = float(jnp.sum(slope[name] * direction))
+            found = float(jnp.sum(getattr(slope, name) * direction))
             assert found == pytest.approx(float(ahead - behind) / (2 * step), rel=1e-6)
 
 
 def test_cutting_into_batches_changes_no_loss(monkeypatch):
     examples = teach(n=50, lengths=np.random.default_rng(0).integers(1, 6, 50))
     with float64():
-        problem = make_problem(examples, 2, bias=False, causal=False)
+        problem = make_problem(examples, Dense(examples.architecture(2)))
         energy = jnp.asarray(problem.energy)
-        student = random_student(problem, 2, None, student_rng(0))
-        whole = batches(problem, 2)
+        student = random_student(problem, student_rng(0))
+        whole = batches(problem)
         assert whole.weight.shape[0] == 1
         monkeypatch.setattr("mhalearn.solvers.scaled_problem.WORKSPACE", 20_000)
         monkeypatch.setattr("mhalearn.learners.baselines.student._WORKSPACE", 1)
         monkeypatch.setattr("mhalearn.learners.baselines.student._LEAST_EXAMPLES", 9)
-        cut = batches(make_problem(examples, 2, bias=False, causal=False), 2)
+        cut = batches(make_problem(examples, Dense(examples.architecture(2))))
         assert cut.weight.shape[1] <= 9
-        losses = [float(relative_loss(student, data, energy)) for data in (whole, cut)]
+        kind = problem.parametrisation
+        losses = [float(relative_loss(kind, student, data, energy)) for data in (whole, cut)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-13)
 
 
@@ -190,8 +205,8 @@ def test_alternating_least_squares_never_rises_and_agrees_with_a_loop():
     examples = teach(n=40, lengths=lengths, key_vector=True, out_bias=True)
     trace = Run()
     with float64():
-        problem = make_problem(examples, 2, bias=True, causal=False)
-        data = batches(problem, 2)
+        problem = make_problem(examples, Dense(examples.architecture(2, bias=True)))
+        data = batches(problem)
         theta = student_rng(5).standard_normal((2, 7, 6)) / 6
         energy, ridge = jnp.asarray(problem.energy), jnp.asarray(1e-6)
         swept = linear_module._sweeps(jnp.asarray(theta), data, energy, ridge)
@@ -235,8 +250,8 @@ def test_linear_reads_one_head_of_small_logits_almost_exactly():
 def test_students_never_start_at_the_teacher():
     teacher = random_layer(n_heads=2, d=6, seed=0)
     with float64():
-        problem = make_problem(teach(), 2, bias=False, causal=False)
-        theta = np.asarray(expand(random_student(problem, 2, None, student_rng(0, 1, 0)))[0])
+        problem = make_problem(teach(), Dense(teach().architecture(2)))
+        theta = np.asarray(random_student(problem, student_rng(0, 1, 0)).theta)
     cosine = np.sum(theta * teacher.theta) / np.linalg.norm(theta) / np.linalg.norm(teacher.theta)
     assert abs(cosine) < 0.4
 
@@ -255,9 +270,9 @@ def test_nothing_is_held_out_when_nothing_can_be_spared():
 def test_a_better_layer_reaches_the_trace_only_when_it_is_worth_it():
     trace = Run()
     with float64():
-        problem = make_problem(teach(), 2, bias=False, causal=False)
-        shared = DescentTask(problem, batches(problem, 2), jnp.asarray(problem.energy), trace)
-        student = random_student(problem, 2, None, student_rng(0))
+        problem = make_problem(teach(), Dense(teach().architecture(2)))
+        shared = DescentTask(problem, batches(problem), jnp.asarray(problem.energy), trace)
+        student = random_student(problem, student_rng(0))
         for loss in (1.0, 0.9, 0.3):
             shared.keep(student, loss)
     assert trace.best_loss == 0.3

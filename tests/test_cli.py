@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -22,9 +23,8 @@ SMALL = ("--heads", "2", "--dim", "6", "--tokens", "4", "--examples", "120")
 
 
 @pytest.fixture
-def mhalearn(capsys, monkeypatch):
+def mhalearn(capsys):
     """Run a command in this process: (exit code, standard output, standard error)."""
-    monkeypatch.setenv("MHALEARN_CACHE_DIR", "")
 
     def call(*arguments):
         capsys.readouterr()
@@ -35,11 +35,10 @@ def mhalearn(capsys, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory):
-    """For processes of their own; they share a compilation cache."""
+def environment():
+    """For processes of their own."""
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
-        "MHALEARN_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
         "COLUMNS": "100",
         "TERM": "xterm",
     }
@@ -66,7 +65,6 @@ def learned(data, tmp_path_factory):
     """The layer learned back from those examples, with its report and the printed JSON."""
     folder = tmp_path_factory.mktemp("learned")
     with pytest.MonkeyPatch.context() as patch, open(folder / "result.json", "w+") as out:
-        patch.setenv("MHALEARN_CACHE_DIR", "")
         patch.setattr(sys, "stdout", out)
         code = cli.run(
             [
@@ -619,5 +617,8 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
 
 def test_an_unusable_cache_folder_is_no_obstacle(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("in the way")
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setenv("MHALEARN_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    before = jax.config.jax_compilation_cache_dir
     cache.use_compilation_cache()
+    assert jax.config.jax_compilation_cache_dir == before

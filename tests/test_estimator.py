@@ -26,7 +26,8 @@ from mhalearn.judge.certificate import certify
 from mhalearn.layer.comparison import compare
 from mhalearn.layer.layer import load_layer
 from mhalearn.layer.random_layers import random_layer
-from mhalearn.learners.settings import METHODS
+from mhalearn.learners import NewtonOptions
+from mhalearn.learners.registry import AUTO, list_learners
 from mhalearn.run.events import Event
 from mhalearn.run.outcome import Outcome
 
@@ -56,6 +57,7 @@ def fitted():
 SETTINGS = {
     "n_heads": 3,
     "method": "newton",
+    "options": NewtonOptions(idle_hops=3),
     "head_dim": 2,
     "bias": True,
     "causal": True,
@@ -223,7 +225,7 @@ def test_the_score_of_constant_labels(fitted):
 # Every method
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [AUTO, *(learner.name for learner in list_learners())])
 def test_every_method_works_or_says_why_not(method):
     estimator = AttentionRegressor(2, method, max_seconds=60.0)
     try:

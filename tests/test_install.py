@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow
 
 
 def bare() -> dict[str, str]:
-    """The variables of this process that do not speak of its Python, and no compilation cache."""
-    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    """The variables of this process that do not speak of its Python or JAX, and no cache."""
+    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "JAX_", "XLA_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     return kept | {"MHALEARN_CACHE_DIR": ""}
 
 

@@ -7,9 +7,14 @@ import pytest
 from blocks import ROOT, find_blocks, run_block
 
 BLOCKS = find_blocks(ROOT / "README.md")
+# The first, which a reader tries first, every day; the others compile as much again.
+CASES = [
+    pytest.param(*block, id=block[0], marks=[pytest.mark.slow] if number else [])
+    for number, block in enumerate(BLOCKS)
+]
 
 
-@pytest.mark.parametrize(("language", "code"), BLOCKS, ids=[language for language, _ in BLOCKS])
+@pytest.mark.parametrize(("language", "code"), CASES)
 def test_block_runs(language: str, code: str, tmp_path: Path) -> None:
     run_block(language, code, tmp_path)
     assert (

@@ -16,7 +16,7 @@ from mhalearn.layer.comparison import compare
 from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
-from mhalearn.learners.newton import learn
+from mhalearn.learners.newton import learn_newton
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers import scaled_problem as problem_module
@@ -178,6 +178,6 @@ def test_descent_is_the_same_in_one_chunk_and_in_many(monkeypatch):
 def test_layers_are_recovered_in_any_units(x_scale, y_scale):
     layer = random_layer(HEADS, D, seed=1)
     examples = make_examples(layer, x_scale=x_scale, y_scale=y_scale)
-    solution = learn(examples, examples.architecture(HEADS), Run())
+    solution = learn_newton(examples, examples.architecture(HEADS), Run())
     assert solution.outcome is Outcome.FITTED
     assert compare(solution.layer, in_other_units(layer, x_scale, y_scale)).max_error < 1e-10

@@ -12,9 +12,10 @@ START = [sys.executable, "-c", "from mhalearn.cli import main; main()"]
 
 
 def run(*arguments: str, **variables: str) -> str:
+    """What the command prints, started without the tests' cache."""
     done = subprocess.run(
         [*START, *arguments],
-        env=os.environ | variables,
+        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": ""} | variables,
         capture_output=True,
         text=True,
         check=False,

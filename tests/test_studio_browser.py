@@ -22,12 +22,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
+def address():
     """The address of a studio on a free port; Ctrl-C must end it well."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "MHALEARN_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-    }
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     start = "from mhalearn.cli import main; main(['studio', '--port', '0'])"
     process = subprocess.Popen(
         [sys.executable, "-c", start],

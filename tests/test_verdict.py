@@ -11,12 +11,15 @@ from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.estimator import AttentionRegressor
 from mhalearn.judge.certificate import certify
+from mhalearn.judge.consistency_checks import all_examples
+from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.residual_dependence import residual_dependence_test
-from mhalearn.judge.verdict import Evidence, check_all_examples, judge
+from mhalearn.judge.subsets import Subsets
+from mhalearn.judge.verdict import judge
 from mhalearn.layer.comparison import compare
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
-from mhalearn.run.outcome import Outcome
+from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 
 N, K, D = 120, 4, 4
@@ -39,6 +42,15 @@ def learn(x, y, n_heads=2, **options):
 
 def with_small_third_head(size):
     return THREE.replace(w=THREE.w * np.array([1, 1, size])[:, None, None])
+
+
+def evidence_on(layer, train, certify, run=None):
+    """Of a layer that nobody had to search for."""
+    both = (np.concatenate(pair) for pair in zip(train.arrays(), certify.arrays(), strict=True))
+    working_set = Examples(*both)
+    subsets = Subsets(working_set, working_set, train, certify)
+    architecture = train.architecture(layer.n_heads)
+    return Evidence(Candidate(layer), architecture, subsets, run or Run())
 
 
 DUPLICATE = AttentionLayer(TWO.theta[[0, 0]], TWO.w)
@@ -319,22 +331,21 @@ def test_what_is_a_layer_seen_exactly_is_recovered(data, truth, n_heads):
 def test_recovered_rests_on_examples_that_were_not_used_to_fit():
     """The certificate's examples are an eighth, and no input of theirs is among the others."""
     estimator = learn(X[np.arange(N) // 2], Y[np.arange(N) // 2])
-    fitted = int(estimator.layer_.metadata["n_examples"])
-    assert fitted + estimator.certificate_.n_examples == N
+    train = int(estimator.layer_.metadata["n_examples"])
+    assert train + estimator.certificate_.n_examples == N
     assert estimator.certificate_.n_examples == 2 * (60 // 8)
     assert estimator.certificate_.n_seen == 0
 
 
 def test_examples_to_fit_that_contradict_the_layer_forbid_recovered():
     """Held-out examples alone would certify the truth; one other label cannot be made."""
-    fitted, held = Examples(*one_label_without_tokens()), Examples(X[:20], Y[:20])
-    certificate = certify(TWO, held, learned_from=fitted)
-    assert certificate.recovered
-    outcome, reason = judge(Evidence(TWO, 2, fitted, held, certificate), Run(), 0)
-    assert outcome is FITTED
-    assert "1 of them off" in reason
-    clean = Evidence(TWO, 2, Examples(X, Y), held, certificate)
-    assert judge(clean, Run(), 0)[0] is Outcome.RECOVERED
+    contradicting, held = Examples(*one_label_without_tokens()), Examples(X[:20], Y[:20])
+    evidence = evidence_on(TWO, contradicting, held)
+    assert evidence.certificate.recovered
+    verdict = judge(evidence)
+    assert verdict.outcome is FITTED
+    assert "1 of them off" in verdict.reason
+    assert judge(evidence_on(TWO, Examples(X, Y), held)).outcome is Outcome.RECOVERED
 
 
 def test_the_canonical_form_of_equal_heads_is_returned():
@@ -396,13 +407,11 @@ def test_the_reason_says_which(data, words):
 def test_no_time_to_exclude_a_missing_head_forbids_recovered():
     """A box that computes in float32 errs by more than rounding; is it that, or a small head?"""
     x, y = noisy(5e-7, np.float32)
-    fitted, held = Examples(x[20:], y[20:]), Examples(x[:20], y[:20])
-    certificate = certify(TWO, held, learned_from=fitted)
-    evidence = Evidence(TWO, 2, fitted, held, certificate)
-    assert judge(evidence, Run(), 0)[0] is Outcome.RECOVERED
-    outcome, reason = judge(evidence, Run(1e-9), 0)
-    assert outcome is FITTED
-    assert "time limit" in reason
+    subsets = Examples(x[20:], y[20:]), Examples(x[:20], y[:20])
+    assert judge(evidence_on(TWO, *subsets)).outcome is Outcome.RECOVERED
+    verdict = judge(evidence_on(TWO, *subsets, run=Run(1e-9)))
+    assert verdict.outcome is FITTED
+    assert "time limit" in verdict.reason
 
 
 def test_with_two_tokens_a_function_is_recovered_and_said_to_be_one():
@@ -557,5 +566,7 @@ def test_all_examples_must_be_as_exact_as_the_working_set(factor):
     labels = layer(x).astype(np.float32)
     labels[40:] *= np.float32(factor)
     examples = Examples(x, labels)
-    objection = check_all_examples(layer, examples.subset(slice(0, 40)), examples)
-    assert (objection is None) == (factor == 1.0)
+    few = examples.subset(slice(0, 40))
+    subsets = Subsets(examples, few, few, None)
+    evidence = Evidence(Candidate(layer), examples.architecture(2), subsets, Run())
+    assert (all_examples(evidence) is None) == (factor == 1.0)

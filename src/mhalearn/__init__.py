@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mhalearn.layer.random_layers import random_layer
     from mhalearn.report import write_report
     from mhalearn.run.events import Event
-from mhalearn.run.outcome import Outcome
+    from mhalearn.run.outcome import Outcome
 
 _HOMES = {
     "Architecture": "layer.architecture",

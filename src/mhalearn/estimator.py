@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,21 +15,34 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from mhalearn._runtime.devices import is_first
-from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn._runtime.types import Float64
 from mhalearn._runtime.version import __version__
 from mhalearn.data import Examples, Survey, as_examples, check_sizes
-from mhalearn.data.input_information import Information, measure_information
+from mhalearn.data.input_information import measure_information
 from mhalearn.data.label_precision import label_precision
-from mhalearn.judge.certificate import Certificate, certify, refitted
+from mhalearn.judge.certificate import Certificate
+from mhalearn.judge.consistency_checks import has_outliers, is_noise_without_outliers
+from mhalearn.judge.evidence import Evidence
+from mhalearn.judge.noise import refitted, with_noise_of_fit
+from mhalearn.judge.residuals import measure_residuals
+from mhalearn.judge.score import determination
 from mhalearn.judge.solution import Solution
-from mhalearn.judge.verdict import Evidence, check_all_examples, is_noise_without_outliers, judge
+from mhalearn.judge.subsets import Subsets, split_to_certify
+from mhalearn.judge.verdict import judge
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
-from mhalearn.learners.baselines import adam, lbfgs, linear
-from mhalearn.learners.chen_li import learn as learn_sculpt
-from mhalearn.learners.newton import learn as learn_newton
-from mhalearn.learners.settings import check_settings, check_start
+from mhalearn.layer.parametrisation import Parametrisation
+from mhalearn.learners.options import find_options, list_options
+from mhalearn.learners.protocol import Learner
+from mhalearn.learners.registry import find_learner
+from mhalearn.learners.settings import (
+    check_candidate,
+    check_settings,
+    check_start,
+    check_supported,
+)
 from mhalearn.report.terminal import Progress
 from mhalearn.run.checkpoint import Checkpoint
 from mhalearn.run.events import Event
@@ -40,43 +52,23 @@ from mhalearn.solvers.merge_heads import reduce_heads
 from mhalearn.solvers.polish import polish_on
 from mhalearn.solvers.streaming_bfgs import fit_streamed
 
-LEARNERS: dict[str, Callable[..., Candidate]] = {
-    "newton": learn_newton,
-    "sculpt": learn_sculpt,
-    "adam": adam.learn,
-    "lbfgs": lbfgs.learn,
-    "linear": linear.learn,
-}
-# Learners that walk over all examples in passes; the others learn from a working set.
-_STREAMS = ("sculpt",)
 # Heads to have room for where their number is open and their rank is not known.
 _PLAUSIBLE = 8
-
-
-class _Parts(NamedTuple):
-    """The examples of a run, by what they are for."""
-
-    every: Examples
-    working: Examples  # all of them, or a random part, in memory
-    fitted: Examples  # of the working set, what is not held out
-    held: Examples | None  # to certify with; None where none can be spared
-    information: Information  # of the working set
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there are examples beside the working set."""
-        return self.working.n < self.every.n
 
 
 class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Learn a multi-head attention layer from examples (X, Y).
 
     n_heads: the number of heads, or "auto" to find it (methods "newton" and "sculpt").
-    method: "newton" (and "auto", which means it), "sculpt" for the six phases of Chen & Li, or a
-        baseline: "adam", "lbfgs", "linear".
-    head_dim: rank of every Theta_i, where it is known to be less than d; where heads are many and
-        narrow (2 head_dim <= d and m d^2 > 30,000), of every W_i too, as in transformers.
+    method: "newton" (and "auto", which means it), "sculpt" for the six phases of Chen & Li, a
+        baseline: "adam", "lbfgs", "linear"; the name of a learner that was registered; or any
+        object of a class that subclasses `mhalearn.learners.Learner`.
+    options: what can be set about the method, as a record of `mhalearn.learners`: NewtonOptions,
+        ChenLiOptions, AdamOptions, LbfgsOptions, LinearOptions; the defaults where it is None.
+    head_dim: rank of every Theta_i and of every W_i, where it is known to be less than d.
     bias: learn a key-side vector a head and an output bias. causal: tokens see no later token.
+    attention: a kind of attention of your own, a class of `mhalearn.layer.parametrisation.
+        Parametrisation`, in place of softmax heads.
     polish: descend to machine precision after the learner.
     random_state: seed of all randomness. max_seconds: when to stop with the best layer so far.
     checkpoint: a .safetensors file for the state of the run, written every few seconds; it is a
@@ -92,11 +84,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         n_heads: int | str = "auto",
-        method: str = "auto",
+        method: str | Learner = "auto",
         *,
+        options: Any = None,
         head_dim: int | None = None,
         bias: bool = False,
         causal: bool = False,
+        attention: Callable[[Architecture], Parametrisation] | None = None,
         polish: bool = True,
         random_state: int = 0,
         max_seconds: float | None = None,
@@ -107,9 +101,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.n_heads = n_heads
         self.method = method
+        self.options = options
         self.head_dim = head_dim
         self.bias = bias
         self.causal = causal
+        self.attention = attention
         self.polish = polish
         self.random_state = random_state
         self.max_seconds = max_seconds
@@ -138,22 +134,24 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 head_dim=None if self.head_dim is None else int(self.head_dim),
                 bias=bool(self.bias),
                 causal=bool(self.causal),
+                attention=self.attention,
             )
-            examples, part, survey = self._gather(examples)
+            check_supported(self._learner, self._architecture)
+            examples, working_set, survey = self._gather(examples)
             check_sizes(survey)
             self._seen = survey.hashes
             if self.checkpoint is not None:
                 self._run.follow(self._open_checkpoint(examples))
             try:
                 with one_lapack_thread():
-                    solution = self._solve(examples, part, survey, self._run)
+                    solution = self._solve(examples, working_set, survey, self._run)
             except BaseException:
                 with suppress(OSError):  # what broke the run is to be told
                     self._run.checkpoint.flush()
                 raise
             self._run.checkpoint.flush()
         self.solution_ = solution
-        self.layer_: AttentionLayer = solution.layer
+        self.layer_: Any = solution.layer
         self.outcome_: Outcome = solution.outcome
         self.trace_: list[Event] = solution.trace
         self.certificate_: Certificate | None = solution.certificate
@@ -169,25 +167,16 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def score(self, X: ArrayLike, Y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Coefficient of determination over all outputs: 1 - |Y - F|^2 / |Y - mean Y|^2."""
         check_is_fitted(self)
-        examples = Examples(X, Y)
-        y = examples.arrays().y.astype(np.float64)
-        if y.shape[2] != self.layer_.out_dim:
-            raise ValueError(f"Y has {y.shape[2]} columns, the layer has {self.layer_.out_dim}")
-        weights = np.ones(len(y)) if sample_weight is None else _weights(sample_weight, len(y))
-        each = weights[:, None, None]
-        middle = np.sum(each * y, axis=(0, 1)) / (each.sum() * y.shape[1])
-        spread = float(np.sum(each * (y - middle) ** 2))
-        wrong = float(np.sum(each * (y - self.predict(X)) ** 2))
-        return 1.0 - wrong / spread if spread > 0 else float(wrong == 0.0)
+        return determination(self.layer_, Examples(X, Y), sample_weight)
 
-    def best_layer_so_far(self) -> AttentionLayer | None:
+    def best_layer_so_far(self) -> Layer | None:
         """The best layer of a fit that is running or was interrupted; None before there is one."""
         run: Run | None = getattr(self, "_run", None)
         if run is None or run.best is None:
             return None
         return run.best.replace(seen=self._seen)
 
-    def layer_at_hand(self) -> AttentionLayer | None:
+    def layer_at_hand(self) -> Layer | None:
         """The layer an event speaks of, asked for inside `on_event`; None where it has none.
 
         Not the best so far, and nothing is promised about it: it is there to be looked at.
@@ -205,172 +194,136 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if count == examples.n:
             examples = examples if examples.in_memory else examples.subset(slice(None))
             return examples, examples, examples.survey()
-        survey, part = examples.survey_and_sample(count, self.random_state)
+        survey, working_set = examples.survey_and_sample(count, self.random_state)
         detail = f"{count} of {examples.n} examples"
         self._run.emit("working set", count, detail=detail, of=examples.n)
-        return examples, part, survey
+        return examples, working_set, survey
 
-    def _solve(self, examples: Examples, part: Examples, survey: Survey, run: Run) -> Solution:
-        """The order of the steps; `part` is the working set, or all examples."""
-        parts = self._split(examples, part)
-        fitted, held = parts.fitted, parts.held
-        learned = self._learn(parts, survey)
-        layer = self._polish(learned, fitted)
-        certificate = None if held is None else self._certify(layer, fitted, held)
-        outcome, reason = self._judge(learned, layer, certificate, parts)
-        objection = None
-        if parts.has_more and outcome in (Outcome.RECOVERED, Outcome.FITTED):
-            objection = check_all_examples(layer, fitted, examples)
-            if objection is not None:
-                outcome, reason = Outcome.FITTED, objection
-        if held is not None and certificate is not None and outcome is Outcome.FITTED:
-            if certificate.recovered:
-                certificate = replace(certificate, recovered=False, reason=reason)
-            may_refit = self.polish and objection is None and not run.is_over()
-            if may_refit and is_noise_without_outliers(layer, fitted, held):
-                layer, certificate, told = self._refit(layer, certificate, parts)
+    def _solve(
+        self, examples: Examples, working_set: Examples, survey: Survey, run: Run
+    ) -> Solution:
+        """The order of the steps: split, learn, polish, judge, and under noise fit once more."""
+        precision = label_precision(working_set)
+        information = measure_information(working_set, self._architecture, precision.unit)
+        subsets = split_to_certify(
+            examples, working_set, self._architecture, information, self.random_state
+        )
+        evidence = Evidence(
+            candidate=self._polish(self._learn(subsets, survey), subsets.train),
+            architecture=self._architecture,
+            subsets=subsets,
+            run=run,
+            precision=precision,
+            information=information,
+            polished=self._ends_polished,
+        )
+        certificate = evidence.certificate
+        if certificate is not None:
+            run.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
+        verdict = judge(evidence)
+        layer, reason = evidence.layer, verdict.reason
+        if verdict.outcome is Outcome.FITTED and certificate is not None:
+            certificate = with_noise_of_fit(certificate.withdrawn(reason), evidence)
+            if self.polish and not run.is_over() and is_noise_without_outliers(evidence):
+                layer, certificate, told = self._refit(certificate, evidence)
                 reason += told
-        run.emit("outcome", detail=f"{outcome.name}: {reason}")
+        run.emit("outcome", detail=f"{verdict.outcome.name}: {reason}")
         return Solution(
             layer=layer.replace(seen=self._seen),
-            outcome=outcome,
+            outcome=verdict.outcome,
             trace=run.events,
             reason=reason,
             certificate=certificate,
             settings=self._settings(examples),
+            findings=verdict.findings,
         )
 
-    def _split(self, examples: Examples, part: Examples) -> _Parts:
-        """Keep an eighth of the examples to certify with, if the rest still determines the layer.
+    def _learn(self, subsets: Subsets, survey: Survey) -> Candidate:
+        """Run the learner on `train` or, if it can, on all but `certify`."""
+        learner, given = self._learner, subsets.train
+        if subsets.has_more and learner.streams:
+            certify = subsets.certify
+            apart = np.zeros(0, np.uint64) if certify is None else certify.survey().input_hashes
+            given = subsets.every.view(~np.isin(survey.input_hashes, apart))
+            given = given.with_working_set(subsets.train)
 
-        Which ones is random: files are often sorted. Groups of equal inputs stay together: repeated
-        inputs are neither more equations nor a test of what was fitted.
-        """
-        unit = label_precision(part).unit
-        information = measure_information(part, self._architecture, precision=unit)
-        limit = part.counting_limit(self._architecture.with_heads(self._architecture.n_heads or 1))
-        groups = int(information.group_of.max()) + 1
-        count = min(max(2, groups // 8), 1024)
-        if groups - count < 1.5 * limit:
-            return _Parts(examples, part, part, None, information)
-        order = generator(self.random_state, Stream.CERTIFY_SPLIT).permutation(groups)
-        held = np.isin(information.group_of, order[:count])
-        return _Parts(examples, part, part.subset(~held), part.subset(held), information)
+        def learn() -> Candidate:
+            found = learner.learn(given, self._architecture, self._run, self._options)
+            return check_candidate(found, learner, self._architecture)
 
-    def _learn(self, parts: _Parts, survey: Survey) -> Candidate:
-        """Run the learner on what is fitted or, if it can, on all that is not held out."""
-        options: dict[str, Any] = {}
-        if self._method == "newton" and self._run.checkpoint.start is not None:
-            options["start"] = self._run.checkpoint.start
-        given = parts.fitted
-        if parts.has_more and self._method in _STREAMS:
-            held = parts.held
-            apart = np.zeros(0, np.uint64) if held is None else held.survey().input_hashes
-            given = parts.every.view(~np.isin(survey.input_hashes, apart))
-            options["part"] = parts.fitted
-        learn = partial(
-            LEARNERS[self._method],
-            given,
-            self._architecture,
-            self._run,
-            **options,
-        )
         return self._run.once("solution", learn)
 
-    def _polish(self, learned: Candidate, fitted: Examples) -> AttentionLayer:
-        """The layer to be judged: polished and with no head too many, unless the learner failed."""
+    def _polish(self, learned: Candidate, train: Examples) -> Candidate:
+        """The candidate to be judged: polished, with no head too many, unless the search failed."""
         layer = learned.layer
         if self.polish and learned.outcome is Outcome.FITTED:
             run, architecture = self._run, self._architecture
-            layer, loss, _ = polish_on(fitted, layer, architecture, run)
-            layer, _ = reduce_heads(layer, loss, fitted, architecture, run)
-        return layer.replace(metadata=self._metadata(fitted.n))
-
-    def _certify(self, layer: AttentionLayer, fitted: Examples, held: Examples) -> Certificate:
-        architecture = self._architecture.with_heads(layer.n_heads)
-        if not architecture.contains(layer):  # a learner that does not keep to the rank
-            architecture = architecture.with_any_rank()
-        certificate = certify(layer, held, learned_from=fitted, architecture=architecture)
-        self._run.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
-        return certificate
+            layer, loss, _ = polish_on(train, layer, architecture, run)
+            if isinstance(layer, AttentionLayer):
+                layer, _ = reduce_heads(layer, loss, train, architecture, run)
+        return replace(learned, layer=layer.replace(metadata=self._metadata(train.n)))
 
     @property
-    def _method(self) -> str:
-        return "newton" if self.method == "auto" else self.method
+    def _ends_polished(self) -> bool:
+        """Whether candidates end at the best fit nearby."""
+        return self.polish or not self._learner.needs_polish
+
+    @property
+    def _learner(self) -> Learner:
+        return find_learner(self.method)
+
+    @property
+    def _options(self) -> Any:
+        return find_options(self._learner, self.options)
 
     def _open_checkpoint(self, examples: Examples) -> Checkpoint:
         """The checkpoint, of this run and no other."""
         assert self.checkpoint is not None
         run = {
             "mhalearn": __version__,
-            "method": self._method,
-            **asdict(self._architecture),
+            "method": self._learner.name,
+            **{f"options.{name}": repr(set_) for name, set_ in list_options(self._options).items()},
+            **self._architecture.describe(),
             "polish": bool(self.polish),
             "random_state": int(self.random_state),
             "examples": blake2b(self._seen.tobytes(), digest_size=16).hexdigest(),
         }
-        checkpoint = Checkpoint.open(self.checkpoint, run, self._seen, resume=self.resume)
+        kind = None if self.attention is None else self._architecture.parametrisation()
+        checkpoint = Checkpoint.open(
+            self.checkpoint, run, self._seen, resume=self.resume, kind=kind
+        )
         if checkpoint.is_plain and checkpoint.start is not None:
             check_start(checkpoint.start, self, examples)
         return checkpoint
 
-    def _judge(
-        self,
-        learned: Candidate,
-        layer: AttentionLayer,
-        certificate: Certificate | None,
-        parts: _Parts,
-    ) -> tuple[Outcome, str]:
-        """The outcome by the examples' number, by how the learner ended, or by the verdict."""
-        information = parts.information
-        architecture = self._architecture
-        found = architecture.with_heads(layer.n_heads)
-        asked = architecture if architecture.n_heads is not None else found
-        limit = parts.every.counting_limit(asked)
-        if information.examples < limit:
-            return Outcome.TOO_FEW_EXAMPLES, (
-                f"the examples say as much as {information.examples:.3g} distinct ones; the "
-                f"counting limit of this layer is {limit:.1f}"
-            )
-        recovered = certificate is not None and certificate.recovered
-        ended = learned.outcome
-        if self._run.is_over() and not recovered:
-            ended = Outcome.TIME_LIMIT
-        if ended is not Outcome.FITTED and not recovered:
-            return ended, learned.reason or ended.explanation
-        if self.method == "sculpt" and not self.polish and not recovered:
-            # The phases end short of the best fit, so what is left over says nothing of heads.
-            error = self._run.best_loss
-            return Outcome.FITTED, f"relative squared error {error:.1e} before polish"
-        about_attention = information.about_attention(found)
-        evidence = Evidence(
-            layer,
-            architecture=architecture,
-            fitted=parts.fitted,
-            held=parts.held,
-            certificate=certificate,
-            information=information,
-            equations=min(information.examples / limit, about_attention),
-        )
-        return judge(evidence, self._run)
-
     def _refit(
-        self, layer: AttentionLayer, certificate: Certificate, parts: _Parts
-    ) -> tuple[AttentionLayer, Certificate, str]:
-        """Under noise what was held out, or left where it is, is worth more fitted."""
-        examples, part = parts.every, parts.working
+        self, certificate: Certificate, evidence: Evidence
+    ) -> tuple[Layer, Certificate, str]:
+        """Under noise what certified, or was left where it is, is worth more fitted.
+
+        Unless that shows wrong labels among it: then all stays as it was.
+        """
+        layer, subsets = evidence.layer, evidence.subsets
+        examples, working_set = subsets.every, subsets.working_set
         architecture, run, told = self._architecture, self._run, ""
-        layer = polish_on(part, layer, architecture, run).layer
-        if parts.has_more:
-            streamed = fit_streamed(layer, examples, part, architecture, run)
+        layer = polish_on(working_set, layer, architecture, run).layer
+        if subsets.has_more:
+            streamed = None
+            if isinstance(layer, AttentionLayer):
+                streamed = fit_streamed(layer, examples, working_set, architecture, run)
             if streamed is not None:
                 layer = streamed
             elif examples.in_memory:
                 layer = polish_on(examples, layer, architecture, run).layer
             else:
-                examples, told = part, f"; estimated from {part.n} of {examples.n} examples"
+                told = f"; estimated from {working_set.n} of {examples.n} examples"
+                examples = working_set
         layer = layer.replace(metadata=self._metadata(examples.n))
-        return layer, refitted(certificate, layer, examples, architecture, part), told
+        residuals = measure_residuals(layer, examples, evidence.label_precision)
+        if has_outliers(residuals):
+            return evidence.layer, certificate, ""
+        refit = refitted(certificate, layer, examples, architecture, residuals, working_set)
+        return layer, refit, told
 
     def _listener(self, progress: Progress) -> Callable[[Event], None]:
         def listen(event: Event) -> None:
@@ -381,7 +334,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return listen
 
     def _metadata(self, n: int) -> dict[str, str]:
-        settings = {"method": self.method, "seed": self.random_state, "n_examples": n}
+        settings = {"method": _method_name(self.method), "seed": self.random_state, "n_examples": n}
         if self.head_dim is not None:
             settings["head_dim"] = self.head_dim
         return {name: str(value) for name, value in settings.items()}
@@ -390,6 +343,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         chosen = self.get_params(deep=False)
         for name in ("progress", "on_event", "checkpoint", "resume"):
             chosen.pop(name)
+        chosen |= {"method": _method_name(self.method), "options": self._options}
         shape = {"n": examples.n, "k": examples.k, "d": examples.d, "out_dim": examples.out_dim}
         return chosen | shape
 
@@ -410,13 +364,5 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-def _weights(sample_weight: ArrayLike, n: int) -> Float64:
-    try:
-        weights = np.asarray(sample_weight, dtype=np.float64)
-    except (ValueError, TypeError):
-        weights = np.zeros(0)
-    if weights.shape != (n,):
-        raise ValueError(f"sample_weight must have one number for each of {n} examples")
-    if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.sum() > 0):
-        raise ValueError("sample_weight: pass finite numbers of at least 0, not all of them 0")
-    return weights
+def _method_name(method: str | Learner) -> str:
+    return method if isinstance(method, str) else method.name

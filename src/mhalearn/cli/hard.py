@@ -12,14 +12,16 @@ import typer
 
 from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.exit_codes import Exit, guarded
-from mhalearn.cli.generate import draw
+from mhalearn.cli.generate import draw_examples
 from mhalearn.cli.options import Count, Folder, Json, Noise, Seed, make_folder
 from mhalearn.cli.output import print_facts, print_json, print_table, strict
+from mhalearn.learners.registry import BUILTIN
 
 if TYPE_CHECKING:
     from mhalearn.hardness.curve import Cell, Growth, Line
 
 commands = typer.Typer()
+_METHODS = ",".join(learner.name for learner in BUILTIN if learner.consistent)
 hard = typer.Typer(
     no_args_is_help=True, help="Make layers that are hard to learn; see what they cost."
 )
@@ -85,9 +87,7 @@ def rounding(
 def curve(
     heads: Annotated[str, typer.Option(help="Numbers of heads, between commas.")] = "2,4,6",
     dims: Annotated[str, typer.Option(help="Features of a token, between commas.")] = "8",
-    methods: Annotated[
-        str, typer.Option(help="Learners, between commas.")
-    ] = "newton,sculpt,adam,lbfgs",
+    methods: Annotated[str, typer.Option(help="Learners, between commas.")] = _METHODS,
     secrets: Annotated[int, typer.Option(min=1, help="Secrets for each shape.")] = 3,
     budget: Annotated[float, typer.Option(min=0.1, help="Seconds for each fit.")] = 5.0,
     out: Annotated[
@@ -131,16 +131,17 @@ def curve(
 
 def _cells(heads: str, dims: str, methods: str) -> list[Cell]:
     """All combinations of what was asked for, for parities and for random layers."""
-    from mhalearn.hardness.curve import METHODS, Cell
+    from mhalearn.hardness.curve import Cell, list_curve_methods
 
     counts, widths, learners = (
         _integers("--heads", heads),
         _integers("--dims", dims),
         methods.split(","),
     )
+    known = list_curve_methods()
     for name in learners:
-        if name not in METHODS:
-            raise ValueError(f"--methods {name}: choose among {', '.join(METHODS)}")
+        if name not in known:
+            raise ValueError(f"--methods {name}: choose among {', '.join(known)}")
     for m in counts:
         if m < 2 or m % 2 or m + 1 > min(widths):
             raise ValueError(f"--heads {m}: give even numbers below --dims, such as 2,4,6")
@@ -204,7 +205,7 @@ def _write(
 
     _check_recipe(family, recipe)
     layer, secret = mha.hard_layer(family, **recipe)
-    drawn = draw(layer, "boolean", n, 2, recipe["seed"], noise)
+    drawn = draw_examples(layer, "boolean", n, 2, recipe["seed"], noise)
     names = ("layer.safetensors", "secret.safetensors", "examples.safetensors")
     paths = make_folder(out, *names)
     layer.save(paths["layer"])

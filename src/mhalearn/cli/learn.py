@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from mhalearn.cli.exit_codes import Exit, Stopped, guarded
 from mhalearn.cli.fit import fit
 from mhalearn.cli.options import Json, Seed, check_outputs
 from mhalearn.cli.output import print_json, print_verdict, say_heads, times
+from mhalearn.learners.registry import AUTO, BUILTIN, list_learners
 
 if TYPE_CHECKING:
     from mhalearn.data import Examples
@@ -25,26 +25,38 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-class Method(enum.StrEnum):
-    AUTO = "auto"
-    NEWTON = "newton"
-    SCULPT = "sculpt"
-    ADAM = "adam"
-    LBFGS = "lbfgs"
-    LINEAR = "linear"
+def _check_method(name: str) -> str:
+    """A name of the registry, which other modules may have added to."""
+    try:
+        known = _list_methods()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if name not in known:
+        said = ", ".join(repr(choice) for choice in known)
+        raise typer.BadParameter(f"{name!r} is not one of {said}.")
+    return name
+
+
+def _complete_method(typed: str) -> list[str]:
+    return [name for name in _list_methods() if name.startswith(typed)]
+
+
+def _list_methods() -> list[str]:
+    return [AUTO, *(learner.name for learner in list_learners())]
 
 
 @commands.command(
+    "learn",
     epilog="Examples:\n\n"
     "  mhalearn learn data/examples.safetensors --heads 3 --out layer.safetensors\n\n"
     "  mhalearn learn data.npz --report report.html --json > result.json\n\n"
     "  mhalearn learn shards/ --heads auto --checkpoint run.safetensors --resume\n\n"
     "  srun mhalearn learn shards/ --distributed --out layer.safetensors\n\n"
     "Exit code 0: recovered; 3: finished, not recovered; 2: bad input; 4: broken from outside; "
-    "130: Ctrl-C, with the best layer so far in --out."
+    "130: Ctrl-C, with the best layer so far in --out.",
 )
 @guarded
-def learn(
+def learn_command(
     examples: Annotated[
         Path,
         typer.Argument(
@@ -53,7 +65,15 @@ def learn(
         ),
     ],
     heads: Annotated[str, typer.Option(metavar="N|auto", help="Heads of the layer.")] = "auto",
-    method: Annotated[Method, typer.Option(help="Which learner.")] = Method.AUTO,
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar=f"[{'|'.join((AUTO, *(learner.name for learner in BUILTIN)))}]",
+            help="Which learner.",
+            callback=_check_method,
+            autocompletion=_complete_method,
+        ),
+    ] = AUTO,
     head_dim: Annotated[
         int | None,
         typer.Option(min=1, metavar="H", help="Learn heads of this rank (of many heads, W too)."),
@@ -104,7 +124,7 @@ def learn(
     use_compilation_cache()
     estimator = mha.AttentionRegressor(
         n_heads=n_heads,
-        method=method.value,
+        method=method,
         head_dim=head_dim,
         bias=bias,
         causal=causal,
@@ -167,6 +187,7 @@ class Learned(NamedTuple):
             "examples": shape,
             "relative_mse": None if certificate is None else certificate.relative_mse,
             "certificate": None if certificate is None else certificate.to_dict(),
+            "findings": [finding.to_dict() for finding in solution.findings],
             "layer": self.out,
             "report": self.report,
             "seconds": self.seconds,

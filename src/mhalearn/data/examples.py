@@ -5,7 +5,6 @@ over them.
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,29 +17,25 @@ from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.validation import check_count, check_shape
 from mhalearn.data.inputs import Sampler, check_kind
 from mhalearn.data.shards import (
-    KIND,
-    REQUIRED,
     as_json,
     block_tensors,
     check_metadata,
-    from_json,
-    open_shards,
     write_block,
     write_shards,
 )
 from mhalearn.data.sources import (
-    Arrays,
-    Block,
-    Drawn,
+    ArraySource,
+    DrawnSource,
+    ExampleBlock,
+    ExampleSource,
     Shares,
-    Source,
     check_examples,
     join_blocks,
-    share_blocks,
     view_source,
 )
 from mhalearn.data.survey import Survey, survey_blocks
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.parametrisation import Parametrisation
 from mhalearn.run.events import Event
 
 Indices = slice | ArrayLike
@@ -50,8 +45,6 @@ _SMALL = 2**23
 # Times the counting limit from which on more examples hardly make learning easier, and entries to
 # which a working set is filled all the same: 16 MiB of doubles, of which a fit makes many copies.
 _PLENTY, _WORKING = 64, 2**21
-
-_SAVED = "give a .safetensors file, an .npz file with arrays X and Y, or a folder of shards"
 
 
 class Examples:
@@ -69,13 +62,16 @@ class Examples:
         *,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self._source: Source = Arrays(check_examples(X, Y, lengths), lengths is not None)
+        self._source: ExampleSource = ArraySource(
+            check_examples(X, Y, lengths), lengths is not None
+        )
+        self._working_set: Examples | None = None
         self.metadata = check_metadata(metadata)
 
     @classmethod
-    def _over(cls, source: Source, metadata: Mapping[str, Any]) -> "Examples":
+    def _over(cls, source: ExampleSource, metadata: Mapping[str, Any]) -> "Examples":
         examples = cls.__new__(cls)
-        examples._source = source
+        examples._source, examples._working_set = source, None
         examples.metadata = check_metadata(metadata)
         return examples
 
@@ -120,7 +116,7 @@ class Examples:
             )
         name = inputs if isinstance(inputs, str) else getattr(inputs, "__name__", "sampler")
         return cls._over(
-            Drawn(f, inputs, n, k, d, seed, noise, progress),
+            DrawnSource(f, inputs, n, k, d, seed, noise, progress),
             {"inputs": name, "seed": int(seed), "noise": float(noise)},
         )
 
@@ -154,7 +150,7 @@ class Examples:
         """Whether a pass over the examples reads or computes nothing."""
         if isinstance(self._source, Shares):
             return self._source.in_memory
-        return isinstance(self._source, Arrays)
+        return isinstance(self._source, ArraySource)
 
     @property
     def bounds(self) -> NDArray[np.int64]:
@@ -188,15 +184,15 @@ class Examples:
     def __repr__(self) -> str:
         return f"Examples(n={self.n}, k={self.k}, d={self.d}, out_dim={self.out_dim})"
 
-    def chunks(self, size: int) -> Iterator[Block]:
+    def chunks(self, size: int) -> Iterator[ExampleBlock]:
         """All examples in order, `size` at a time (the last chunk may be smaller): X, Y, lengths.
 
         Memory: one chunk and one block of the source.
         """
         return self._chunks(check_count("size", size))
 
-    def _chunks(self, size: int) -> Iterator[Block]:
-        waiting: list[Block] = []
+    def _chunks(self, size: int) -> Iterator[ExampleBlock]:
+        waiting: list[ExampleBlock] = []
         count = 0
         for index in range(len(self._source.starts) - 1):
             block = self._source.block(index)
@@ -212,10 +208,12 @@ class Examples:
         if waiting:
             yield join_blocks(waiting)
 
-    def arrays(self) -> Block:
+    def arrays(self) -> ExampleBlock:
         """X, Y and lengths of all examples, in memory."""
         k, d, e = self._source.shape
-        none = Block(np.zeros((0, k, d)), np.zeros((0, k, e), self.y_dtype), np.zeros(0, np.int64))
+        none = ExampleBlock(
+            np.zeros((0, k, d)), np.zeros((0, k, e), self.y_dtype), np.zeros(0, np.int64)
+        )
         return next(self._chunks(max(1, self.n)), none)
 
     def subset(self, indices: Indices) -> "Examples":
@@ -270,6 +268,17 @@ class Examples:
         mine = self.mine()
         return _merged(survey_blocks(mine._chunks(1024), mine.n))
 
+    @property
+    def working_set(self) -> "Examples":
+        """Random ones of the examples, in memory, where some were chosen; or all of them."""
+        return self if self._working_set is None else self._working_set
+
+    def with_working_set(self, chosen: "Examples") -> "Examples":
+        """The same examples, with this working set."""
+        examples = Examples._over(self._source, self.metadata)
+        examples._working_set = chosen
+        return examples
+
     def working_set_size(self, architecture: Architecture) -> int:
         """How many of the examples a learner needs in memory at most: its working set.
 
@@ -301,7 +310,7 @@ class Examples:
             survey = _merged(survey)
             owners = np.flatnonzero(np.diff(cuts)).tolist()
             parts = [
-                Block(*devices.broadcast_from_owner(owner, mine if owner == here else None))
+                ExampleBlock(*devices.broadcast_from_owner(owner, mine if owner == here else None))
                 for owner in owners
             ]
             block = join_blocks(parts).rows(np.argsort(place))
@@ -312,13 +321,13 @@ class Examples:
 
     def _survey_and_pick(
         self, chosen: NDArray[np.int64], place: NDArray[np.int64]
-    ) -> tuple[Survey, Block]:
+    ) -> tuple[Survey, ExampleBlock]:
         """`survey`, and the chosen examples, ascending, each put into its place."""
         count = len(chosen)
         lengths = np.empty(count, np.int64)
         x = y = np.empty(0)
 
-        def picking() -> Iterator[Block]:
+        def picking() -> Iterator[ExampleBlock]:
             nonlocal x, y
             start = 0
             for block in self._chunks(1024):
@@ -330,7 +339,7 @@ class Examples:
                 start += len(block.x)
                 yield block
 
-        return survey_blocks(picking(), self.n), Block(x, y, lengths)
+        return survey_blocks(picking(), self.n), ExampleBlock(x, y, lengths)
 
     def hashes(self) -> NDArray[np.uint64]:
         """A 64-bit hash of each example's values; see `Survey`."""
@@ -351,9 +360,10 @@ class Examples:
         head_dim: int | None = None,
         bias: bool = False,
         causal: bool = False,
+        attention: Callable[[Architecture], Parametrisation] | None = None,
     ) -> Architecture:
         """A class of layers that could have made these examples, by its sizes."""
-        return Architecture(self.d, n_heads, head_dim, self.out_dim, bias, causal)
+        return Architecture(self.d, n_heads, head_dim, self.out_dim, bias, causal, attention)
 
     def counting_limit(self, architecture: Architecture) -> float:
         """How many examples of these lengths a layer of this class needs at least."""
@@ -394,49 +404,3 @@ def _merged(mine: Survey) -> Survey:
 
 def _is_ascending(chosen: NDArray[np.int64]) -> bool:
     return bool(np.all(chosen[1:] > chosen[:-1]))
-
-
-def as_examples(
-    x: ArrayLike | Examples, y: ArrayLike | None, lengths: ArrayLike | None = None
-) -> Examples:
-    """X and Y, or an Examples in place of both."""
-    if isinstance(x, Examples):
-        if y is not None or lengths is not None:
-            raise ValueError("pass either an Examples or X and Y, not both")
-        examples = x
-    elif y is None:
-        # The words up to the colon are scikit-learn's, which its checks look for.
-        raise ValueError(
-            "fit requires y to be passed, but the target y is None: pass X and Y, or an Examples"
-        )
-    else:
-        examples = Examples(x, y, lengths)
-    return examples
-
-
-def load_examples(path: str | Path) -> Examples:
-    """Examples from a .safetensors or .npz file (arrays X, Y, lengths), or from a folder of shards.
-
-    Files are read at once; of a folder only the headers, and then one shard at a time. Under
-    `jax.distributed` all processes load a folder, and each reads shards of its own.
-    """
-    path = Path(path)
-    if path.suffix not in (".safetensors", ".npz"):
-        if os.path.isdir(path):
-            source, about = open_shards(path)
-            return Examples._over(share_blocks(source), about)
-        storage.check_file(path)
-        raise ValueError(f"{storage.show(path)}: not a format of examples; {_SAVED}")
-    if path.suffix == ".npz":
-        arrays = storage.read_npz(path, REQUIRED)
-        said = arrays.get("metadata")
-        metadata = str(said) if said is not None and said.dtype.kind == "U" else "{}"
-    else:
-        arrays, header = storage.read_tensors(path, kind=KIND, required=REQUIRED)
-        metadata = header.get("metadata", "{}")
-    try:
-        return Examples(
-            arrays["X"], arrays["Y"], arrays.get("lengths"), metadata=from_json(metadata)
-        )
-    except ValueError as error:
-        raise ValueError(f"{storage.show(path)}: {error}") from None

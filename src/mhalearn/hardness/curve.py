@@ -17,15 +17,17 @@ from scipy.optimize import lsq_linear
 from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
-from mhalearn.estimator import LEARNERS
 from mhalearn.hardness.families import Secret, hard_layer
+from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
+from mhalearn.learners.options import find_options
+from mhalearn.learners.protocol import Learner
+from mhalearn.learners.registry import find_learner, list_learners
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.polish import polish_on
 
-METHODS = ("newton", "sculpt", "adam", "lbfgs")
 # Relative squared error on fresh inputs that counts as learned; who ignores the secret makes 1/2.
 LEARNED = 0.01
 # Times the counting limit of examples that are tried, one after the other.
@@ -54,6 +56,11 @@ class Cost:
     seconds: float
     relative_mse: float
     outcome: str
+
+
+def list_curve_methods() -> tuple[str, ...]:
+    """Names of the learners whose cost can be asked for: who never comes to the layer has none."""
+    return tuple(learner.name for learner in list_learners() if learner.consistent)
 
 
 def teacher(
@@ -90,24 +97,23 @@ def measure_cost(
     return Cost(seed, done, told, n, seconds, error, outcome.name)
 
 
-def _learn(
-    cell: Cell, examples: Examples, seed: int, budget: float
-) -> tuple[AttentionLayer, Outcome]:
+def _learn(cell: Cell, examples: Examples, seed: int, budget: float) -> tuple[Layer, Outcome]:
     """Learner and polish alone: nothing is certified, which would take longer than to learn."""
     run, architecture = Run(budget, seed=seed), examples.architecture(cell.n_heads)
+    learner: Learner = find_learner(cell.method)
     with one_lapack_thread():
-        found = LEARNERS[cell.method](examples, architecture, run)
+        found = learner.learn(examples, architecture, run, find_options(learner, None))
         if found.outcome is not Outcome.FITTED:
             return found.layer, found.outcome
         return polish_on(examples, found.layer, architecture, run).layer, found.outcome
 
 
-def tells(layer: AttentionLayer, secret: Secret, seed: int = 0) -> bool:
+def tells(layer: Layer, secret: Secret, seed: int = 0) -> bool:
     """Whether the layer's outputs change most with just the secret's coordinates."""
     return read_coordinates(layer, len(secret.coordinates), seed) == secret.coordinates
 
 
-def read_coordinates(layer: AttentionLayer, count: int, seed: int = 0) -> tuple[int, ...]:
+def read_coordinates(layer: Layer, count: int, seed: int = 0) -> tuple[int, ...]:
     """The coordinates, except 0, with the most influence on the outputs of both tokens."""
     x = sample_inputs("boolean", _FRESH, 2, layer.d, seed=30_000 + seed)
     before = layer(x)

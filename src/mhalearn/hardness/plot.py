@@ -10,8 +10,10 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from mhalearn.hardness.curve import LEARNED, Cell, Line, summarise
+from mhalearn.learners.registry import list_learners
 
-COLORS = {"newton": "#1b6ca8", "sculpt": "#7a9e3d", "adam": "#e07b39", "lbfgs": "#b3589a"}
+# Of learners that this process does not know.
+_UNKNOWN = "#8a8a8a"
 # Relative squared error of who knows all but the secret.
 TRIVIAL = 0.5
 _DASHES = {"parity": "-", "rounding": "--", "generic": ":"}
@@ -22,6 +24,7 @@ def draw_curve(records: Iterable[dict[str, Any]], path: Path) -> None:
     """Seconds a success against heads, one column a width; below, the errors that are left."""
     records = [record for record in records if "relative_mse" in record]
     lines = summarise(records)
+    colors = list_colors({line.cell.method for line in lines})
     widths = sorted({line.cell.d for line in lines})
     heads = sorted({line.cell.n_heads for line in lines})
     with matplotlib.rc_context({"svg.hashsalt": "mhalearn", "font.size": 9}):
@@ -30,7 +33,7 @@ def draw_curve(records: Iterable[dict[str, Any]], path: Path) -> None:
         panels = figure.subplots(2, len(widths), sharey="row", squeeze=False)
         for d, (above, below) in zip(widths, panels.T, strict=True):
             for family, dash in _DASHES.items():
-                for method, color in COLORS.items():
+                for method, color in colors.items():
                     own = _of(lines, family, d, method)
                     _draw_costs(above, own, dash, color)
                     errors = [_median_error(records, line.cell) for line in own]
@@ -45,14 +48,19 @@ def draw_curve(records: Iterable[dict[str, Any]], path: Path) -> None:
             below.set(xticks=heads, xlim=span)
         panels[0, 0].set_ylabel("seconds a success\n(hollow: at least)")
         panels[1, 0].set_ylabel("median error on fresh inputs\n(dashes: all known but the secret)")
-        for method, color in COLORS.items():
-            if any(line.cell.method == method for line in lines):
-                panels[0, -1].plot([], [], color=color, label=method)
+        for method, color in colors.items():
+            panels[0, -1].plot([], [], color=color, label=method)
         for family, dash in _DASHES.items():
             if any(line.cell.family == family for line in lines):
                 panels[0, -1].plot([], [], dash, color="#555555", label=family)
         panels[0, -1].legend(frameon=False, fontsize=8)
         figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def list_colors(methods: set[str]) -> dict[str, str]:
+    """The colour of each method, in the order of the registry; those it does not know are last."""
+    known = {learner.name: learner.color for learner in list_learners() if learner.name in methods}
+    return known | dict.fromkeys(sorted(methods - set(known)), _UNKNOWN)
 
 
 def _of(lines: list[Line], family: str, d: int, method: str) -> list[Line]:

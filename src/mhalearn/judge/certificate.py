@@ -20,12 +20,12 @@ from scipy.stats import beta, norm
 
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples, Survey, as_examples, check_sizes
-from mhalearn.judge.identifiability import Identifiability, assess_identifiability, half_widths
-from mhalearn.judge.jacobian_spectrum import measure_spectrum
+from mhalearn.judge.identifiability import Identifiability, assess_identifiability
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.sign_symmetry import find_sign_symmetry
 from mhalearn.judge.spectrum import Parameters
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
 
 # Relative error of an example that the distribution-free statement speaks about. Fixed here, before
@@ -44,7 +44,7 @@ class Certificate:
     relative_mse: float
     floor: float  # root relative squared error at which labels of this precision are met exactly
     label_precision: str
-    noise_level: float  # root mean square residual; of a fit to all examples, the noise estimated
+    noise_level: float  # root mean square residual; where noise was fitted, as `noise` estimates it
     n_examples: int
     n_seen: int  # examples left out because the layer was learned from them
     delta: float
@@ -65,6 +65,10 @@ class Certificate:
             f"n_examples={self.n_examples}, reason={self.reason!r}, statement={self.statement!r})"
         )
 
+    def withdrawn(self, reason: str) -> "Certificate":
+        """Of a layer that other examples speak against: not recovered, whatever these say."""
+        return replace(self, recovered=False, reason=reason) if self.recovered else self
+
     def to_dict(self) -> dict[str, Any]:
         """Numbers and words ready for JSON; arrays are summarised."""
         plain = {
@@ -78,12 +82,9 @@ class Certificate:
             plain["smallest_eigenvalue"] = float(self.spectrum[0])
             plain["largest_eigenvalue"] = float(self.spectrum[-1])
         if self.intervals is not None:
-            widest = float(np.max(self.intervals.theta)), float(np.max(self.intervals.w))
-            names = ("widest_theta_interval", "widest_w_interval")
-            plain |= {
-                name: value if np.isfinite(value) else None
-                for name, value in zip(names, widest, strict=True)
-            }
+            for name, array in self.intervals.arrays.items():
+                widest = float(np.max(array))
+                plain[f"widest_{name}_interval"] = widest if math.isfinite(widest) else None
         return plain
 
     def to_json(self) -> str:
@@ -91,7 +92,7 @@ class Certificate:
 
 
 def certify(
-    layer: AttentionLayer,
+    layer: Layer,
     X_fresh: ArrayLike | Examples,
     Y_fresh: ArrayLike | None = None,
     delta: float = 0.05,
@@ -117,21 +118,50 @@ def certify(
     survey = examples.survey()
     check_sizes(survey)
     examples, n_seen = _unseen(layer, examples, survey)
-    delta, n = float(delta), examples.n
     residuals = measure_residuals(layer, examples)
+    inputs = learned_from
+    if inputs is None:
+        inputs = examples.sample(examples.working_set_size(architecture), seed=0)
+    return make_certificate(
+        layer,
+        residuals,
+        inputs,
+        architecture,
+        float(delta),
+        n_learned=_learned_count(layer, examples.n) if learned_from is None else None,
+        n_seen=n_seen,
+    )
+
+
+def make_certificate(
+    layer: Layer,
+    residuals: Residuals,
+    inputs: Examples,
+    architecture: Architecture,
+    delta: float = 0.05,
+    *,
+    n_learned: int | None = None,
+    n_seen: int = 0,
+) -> Certificate:
+    """What residuals on fresh examples say about a layer, and inputs about its parameters.
+
+    inputs: those that determined the layer or, where those were `n_learned` others, some that stand
+    for them. n_seen: examples that were left out.
+    """
+    n = len(residuals.squared)
     exceeding = int(np.sum(residuals.relative > THRESHOLD))
     tail = 1.0 if exceeding == n else float(beta.ppf(1 - delta, exceeding + 1, n - exceeding))
-    enough = examples.working_set_size(architecture)
-    inputs = learned_from if learned_from is not None else examples.sample(enough, seed=0)
-    learned = learned_from.n if learned_from is not None else _learned_count(layer, n)
-    width = norm.ppf(1 - delta / 2) * residuals.noise_level * np.sqrt(inputs.n / learned)
-    freedom = assess_identifiability(layer, inputs, architecture, residuals, width)
-    closed = freedom.null_dimension == 0 and freedom.bound is not None and freedom.bound <= RESOLVED
+    of_all = 1.0 if n_learned is None else inputs.n / n_learned
+    width = norm.ppf(1 - delta / 2) * residuals.noise_level * math.sqrt(of_all)
+    known = assess_identifiability(layer, inputs, architecture, residuals, width)
+    closed = known.null_dimension == 0 and known.bound is not None and known.bound <= RESOLVED
     recovered = residuals.exact and closed
-    twin = find_sign_symmetry(layer, inputs, residuals) if recovered else None
+    mirrored = None
+    if recovered and isinstance(layer, AttentionLayer):
+        mirrored = find_sign_symmetry(layer, inputs, residuals)
     return Certificate(
-        recovered=recovered and twin is None,
-        reason=_reason(residuals, freedom, twin, architecture),
+        recovered=recovered and mirrored is None,
+        reason=_reason(residuals, known, mirrored, architecture),
         relative_mse=residuals.root_relative**2,
         floor=residuals.floor,
         label_precision=residuals.precision,
@@ -142,10 +172,10 @@ def certify(
         threshold=THRESHOLD,
         n_exceeding=exceeding,
         tail_bound=tail,
-        spectrum=freedom.spectrum,
-        null_dimension=freedom.null_dimension,
-        parameter_bound=freedom.bound,
-        intervals=freedom.intervals,
+        spectrum=known.spectrum,
+        null_dimension=known.null_dimension,
+        parameter_bound=known.bound,
+        intervals=known.intervals,
         statement=(
             f"With confidence {1 - delta:.10g}, at least {math.floor(1e6 * (1 - tail)) / 1e6:.4%} "
             f"of inputs have relative error at most {THRESHOLD:g} ({exceeding} of {n} fresh "
@@ -154,54 +184,14 @@ def certify(
     )
 
 
-def refitted(
-    certificate: Certificate,
-    layer: AttentionLayer,
-    examples: Examples,
-    architecture: Architecture,
-    part: Examples | None = None,
-) -> Certificate:
-    """The certificate of a layer that was fitted to all examples after it was certified.
-
-    part: random ones of them, in memory, whose inputs stand for all.
-
-    The noise, sqrt(|residual|^2 / (scalars - unknowns)), and the intervals, both to first order,
-    are those of that fit. No example is left to vouch for fresh inputs, so the tail is given up.
-    """
-    part = examples if part is None else part
-    spectrum = measure_spectrum(layer, part, architecture)
-    null = 0 if spectrum is None else spectrum.null_dimension
-    scalars = examples.rows * layer.out_dim
-    share = 1 - (architecture.with_heads(layer.n_heads).count() - null) / scalars
-    noise = measure_residuals(layer, examples).noise_level / math.sqrt(share)
-    intervals = None
-    if spectrum is not None:
-        width = norm.ppf(1 - certificate.delta / 2) * noise * math.sqrt(part.rows / examples.rows)
-        intervals = half_widths(spectrum.deviations, width)
-    return replace(
-        certificate,
-        noise_level=noise,
-        tail_bound=1.0,
-        spectrum=None if spectrum is None else spectrum.theta,
-        null_dimension=None if spectrum is None else spectrum.null_dimension,
-        intervals=intervals,
-        statement=(
-            f"Noise of level {noise:.3g} is estimated from the residual, and with it, to first "
-            f"order, an interval of confidence {1 - certificate.delta:.10g} for each parameter. "
-            "The layer was fitted to all examples: nothing is promised about fresh inputs."
-        ),
-        refitted=True,
-    )
-
-
 def _check_asked(
-    layer: AttentionLayer,
+    layer: Layer,
     delta: float,
     learned_from: Examples | None,
     architecture: Architecture | None,
 ) -> Architecture:
     """Refuse what `certify` cannot take; the class of layers, as given or as the layer says."""
-    if not isinstance(layer, AttentionLayer):
+    if not isinstance(layer, Layer):
         raise ValueError(f"layer is a {type(layer).__name__}: pass an AttentionLayer")
     if not isinstance(delta, float | int | np.number) or not 0 < delta < 1:
         raise ValueError(f"delta={delta!r}: pass a probability between 0 and 1")
@@ -219,7 +209,7 @@ def _check_asked(
     return architecture
 
 
-def _unseen(layer: AttentionLayer, examples: Examples, survey: Survey) -> tuple[Examples, int]:
+def _unseen(layer: Layer, examples: Examples, survey: Survey) -> tuple[Examples, int]:
     seen = np.isin(survey.hashes, layer.seen)
     n_seen = int(seen.sum())
     if 2 * n_seen > examples.n:
@@ -230,7 +220,7 @@ def _unseen(layer: AttentionLayer, examples: Examples, survey: Survey) -> tuple[
     return (examples.view(~seen) if n_seen else examples), n_seen
 
 
-def _check_fits(layer: AttentionLayer, examples: Examples) -> None:
+def _check_fits(layer: Layer, examples: Examples) -> None:
     if (examples.d, examples.out_dim) != (layer.d, layer.out_dim):
         raise ValueError(
             f"the examples have d = {examples.d} and out_dim = {examples.out_dim}, "
@@ -238,7 +228,7 @@ def _check_fits(layer: AttentionLayer, examples: Examples) -> None:
         )
 
 
-def _learned_count(layer: AttentionLayer, otherwise: int) -> int:
+def _learned_count(layer: Layer, otherwise: int) -> int:
     """How many examples the layer says it was learned from."""
     said = layer.metadata.get("n_examples", "")
     return int(said) if said.isdecimal() and int(said) > 0 else otherwise
@@ -246,13 +236,13 @@ def _learned_count(layer: AttentionLayer, otherwise: int) -> int:
 
 def _reason(
     residuals: Residuals,
-    freedom: Identifiability,
-    twin: tuple[int, ...] | None,
+    known: Identifiability,
+    mirrored: tuple[int, ...] | None,
     architecture: Architecture,
 ) -> str:
     """Why a layer is certified as recovered, or the first thing that stands against it."""
     error, floor = residuals.root_relative, residuals.floor
-    null, bound = freedom.null_dimension, freedom.bound
+    null, bound = known.null_dimension, known.bound
     if error > floor:
         return (
             f"the relative residual {error:.2g} is above {floor:.2g}, "
@@ -279,10 +269,10 @@ def _reason(
             f"the residual is at the precision of the {residuals.precision} labels, but leaves a "
             f"parameter room to be off by {bound:.2g} times the size of a head"
         )
-    if twin is not None:
+    if mirrored is not None:
         return (
             "the residual is at the precision of the labels, but it still is with Theta and W of "
-            f"opposite sign in {len(twin)} of {architecture.heads} heads: the inputs are too "
+            f"opposite sign in {len(mirrored)} of {architecture.heads} heads: the inputs are too "
             "symmetric to tell"
         )
     among = ""

@@ -12,6 +12,7 @@ from mhalearn.judge.randomised_rank_test import NULL_TOLERANCE, run_rank_test
 from mhalearn.judge.residuals import Residuals
 from mhalearn.judge.spectrum import Parameters, Spectrum
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
 
 # Attention below this size, against that of logits of order one, is rounding of no attention.
@@ -28,7 +29,7 @@ class Identifiability(NamedTuple):
 
 
 def assess_identifiability(
-    layer: AttentionLayer,
+    layer: Layer,
     inputs: Examples,
     architecture: Architecture,
     residuals: Residuals,
@@ -44,32 +45,37 @@ def assess_identifiability(
         bound = parameter_bound(layer, spectrum, error * math.sqrt(inputs.n / n))
         intervals = half_widths(spectrum.deviations, width)
         return Identifiability(spectrum.null_dimension, bound, spectrum.theta, intervals)
-    if not residuals.exact:
+    if not (residuals.exact and isinstance(layer, AttentionLayer)):
         return Identifiability(None, None, None, None)
     found = run_rank_test(layer, inputs, architecture)
     bound = found.error_amplification * error * math.sqrt(found.n_examples / n)
     return Identifiability(0 if found.null_component < NULL_TOLERANCE else None, bound, None, None)
 
 
-def parameter_bound(layer: AttentionLayer, spectrum: Spectrum, residual: float) -> float:
+def parameter_bound(layer: Layer, spectrum: Spectrum, residual: float) -> float:
     """How far the residual lets the worst parameter be from one that fits exactly.
 
     To first order |error of p| <= |residual| sqrt([(J^T J)^-1]_pp), by Cauchy and Schwarz. Relative
     to the root mean square norm of the heads' Theta (where there is none, that of logits of order
-    one) or W.
+    one) or W; of another kind of attention, to the norm of the array that the parameter is in.
     """
-    deviations, token = spectrum.deviations, spectrum.token_size
+    if isinstance(layer, AttentionLayer):
+        sizes = _head_sizes(layer, spectrum.token_size)
+    else:
+        sizes = {name: float(np.linalg.norm(leaf)) or 1.0 for name, leaf in layer.params.items()}
+    widest = max(
+        float(np.max(array)) / sizes[name] for name, array in spectrum.deviations.arrays.items()
+    )
+    return residual * widest if math.isfinite(widest) else math.inf
+
+
+def _head_sizes(layer: AttentionLayer, token: float) -> dict[str, float]:
+    """Sizes that errors are relative to, by parameter."""
     theta = float(np.sqrt(np.mean(np.sum(layer.theta**2, axis=(1, 2)))))
     if theta * token**2 <= _NO_ATTENTION:
         theta = token**-2
     w = float(np.sqrt(np.mean(np.sum(layer.w**2, axis=(1, 2))))) or 1.0
-    pairs = [(deviations.theta, theta), (deviations.w, w)]
-    if deviations.key_vector is not None:
-        pairs.append((deviations.key_vector, theta * token))
-    if deviations.out_bias is not None:
-        pairs.append((deviations.out_bias, w * token))
-    widest = max(float(np.max(deviation)) / size for deviation, size in pairs)
-    return residual * widest if math.isfinite(widest) else math.inf
+    return {"theta": theta, "w": w, "key_vector": theta * token, "out_bias": w * token}
 
 
 def half_widths(deviations: Parameters, width: float) -> Parameters:

@@ -87,7 +87,9 @@ def _decompose_jointly(at: Params, problem: Problem, rows: int) -> Spectrum:
         values, basis = scipy.linalg.eigh(root[:, None] * gram * root)
     null = count_null(values)
     half = root[:, None] * (basis[:, null:] / np.sqrt(values[null:]))
-    deviations = _deviations(half, root[:, None] * basis[:, :null], at, problem)
+    # Of a null space that is gauge and nothing else, no direction is open.
+    unseen = basis[:, : null if null > gauge else 0]
+    deviations = _deviations(half, root[:, None] * unseen, at, problem)
     scaled = {
         name: array * math.sqrt(problem.rows / rows) for name, array in deviations.arrays.items()
     }

@@ -5,7 +5,7 @@ import numpy as np
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
-from mhalearn.judge.residuals import measure_residuals
+from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.dense import Dense
 from mhalearn.layer.factored import Factored
@@ -30,12 +30,15 @@ def one_more_head(
     held: Examples,
     architecture: Architecture,
     run: Run,
+    *,
+    residuals: Residuals | None = None,
 ) -> float | None:
     """Share of the held-out error that one more head removes; 0 if the gain is not significant.
 
     The head is added to the layer and all of it descends, of many narrow heads only the new one;
     examples are paired, and a gain counts at four standard errors, or where it removes half of the
     error. None where the examples could not determine one more head.
+    residuals: of the layer on `held`, where they are known.
     """
     more = architecture.with_heads(layer.n_heads + 1)
     if not more.prefers_factors:
@@ -46,8 +49,9 @@ def one_more_head(
     rng = generator(run.seed, Stream.MISSING_HEAD)
     probe = _add_factored if more.prefers_factors else _add_dense
     larger = probe(layer, fitted, more, run, rng)
-    before = measure_residuals(layer, held).squared
-    after = measure_residuals(larger, held).squared
+    residuals = residuals or measure_residuals(layer, held)
+    before = residuals.squared
+    after = measure_residuals(larger, held, residuals.labels).squared
     gains = before - after
     error = float(np.std(gains, ddof=1)) / np.sqrt(len(gains))
     # Few examples of very different sizes have a large standard error; noise is never halved.

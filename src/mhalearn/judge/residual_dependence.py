@@ -6,13 +6,13 @@ from numpy.typing import NDArray
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
-from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.base import Layer
 
 _MOST_ROWS = 1500
 _FLIPS = 400
 
 
-def residual_dependence_test(layer: AttentionLayer, examples: Examples, seed: int) -> float:
+def residual_dependence_test(layer: Layer, examples: Examples, seed: int) -> float:
     """How many standard deviations the residuals' dependence on the inputs lies above noise.
 
     The statistic sum_{rows r != s} K(r, s) <residual_r, residual_s> is large when rows with similar

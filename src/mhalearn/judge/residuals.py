@@ -10,9 +10,9 @@ import numpy as np
 from mhalearn._runtime.programs import compiled
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
-from mhalearn.data.label_precision import label_precision
+from mhalearn.data.label_precision import Precision, label_precision
+from mhalearn.layer.base import Layer
 from mhalearn.layer.batches import Chunk
-from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation, Params
 
 # How much further from exact a single output column and the median example may be.
@@ -38,14 +38,24 @@ class Residuals:
     floor: float
     exact: bool  # at the floor: as a whole, in every output column, and in every example
 
+    @property
+    def labels(self) -> Precision:
+        """The precision of the labels that were looked at."""
+        return Precision(self.precision, self.unit, self.floor)
 
-def measure_residuals(layer: AttentionLayer, examples: Examples) -> Residuals:
-    """Walk over the examples in chunks; memory of one chunk."""
+
+def measure_residuals(
+    layer: Layer, examples: Examples, precision: Precision | None = None
+) -> Residuals:
+    """Walk over the examples in chunks; memory of one chunk.
+
+    precision: of the labels, where it is known already; without, a pass over the labels finds it.
+    """
     wrong: list[Float64] = []
     energy: list[Float64] = []
     own: list[Float64] = []
     rows, columns, steps = 0, np.zeros((3, examples.out_dim)), 0.0
-    precision = label_precision(examples)
+    precision = precision or label_precision(examples)
     for x, y, lengths in examples.chunks(1024):
         steps += float(np.sum(np.spacing(np.abs(y).astype(precision.name)).astype(float) ** 2))
         for part, (each, of_columns) in layer.over_chunks(_residual_sums, x, lengths, y):

@@ -43,7 +43,8 @@ def find_sign_symmetry(
     for chosen in sets[np.argsort(squares)[:_TRIED]].astype(bool):
         if np.linalg.norm(changes[chosen].sum(axis=0)) > 10 * bar * size:
             continue
-        if measure_residuals(flip_signs(layer, chosen), examples).root_relative <= bar:
+        flipped = measure_residuals(flip_signs(layer, chosen), examples, residuals.labels)
+        if flipped.root_relative <= bar:
             return tuple(np.flatnonzero(chosen).tolist())
     return None
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mhalearn.judge.certificate import Certificate
-from mhalearn.layer.layer import AttentionLayer
+from mhalearn.judge.finding import Finding
+from mhalearn.layer.base import Layer
 from mhalearn.run.events import Event
 from mhalearn.run.outcome import Outcome
 
@@ -13,12 +14,14 @@ from mhalearn.run.outcome import Outcome
 class Solution:
     """A learned layer and what may be said about it."""
 
-    layer: AttentionLayer
+    layer: Layer
     outcome: Outcome
     trace: list[Event]
     reason: str = ""  # one sentence: why this outcome
     certificate: Certificate | None = None  # None if no example could be spared
     settings: dict[str, Any] = field(default_factory=dict)  # what is needed to run it again
+    # All that was found; the first decided, unless the run was ended from outside.
+    findings: tuple[Finding, ...] = ()
 
     def __repr__(self) -> str:
         """Short: a trace may have thousands of events."""

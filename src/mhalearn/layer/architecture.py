@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -129,6 +129,13 @@ class Architecture:
 
     def with_any_rank(self) -> Architecture:
         return replace(self, head_dim=None)
+
+    def describe(self) -> dict[str, int | bool | str | None]:
+        """Its fields as JSON has them, to know a run again by."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.attention is not None:
+            said["attention"] = getattr(self.attention, "__qualname__", repr(self.attention))
+        return said
 
     def parametrisation(self) -> Parametrisation:
         """How its layers are written as numbers: by factors where their rank is low."""

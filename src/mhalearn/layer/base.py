@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -23,6 +24,8 @@ from mhalearn.layer.parametrisation import Parametrisation, Params
 
 # Doubles held at once while a layer is applied: 64 MiB on a CPU.
 _WORKSPACE = 2**23
+# Multiplications that take less time than to compile a program for one more size.
+_LITTLE_WORK = 10_000_000
 
 
 class Layer(ABC):
@@ -57,6 +60,10 @@ class Layer(ABC):
     @abstractmethod
     def save(self, path: str | Path) -> None:
         """Write the layer to a .safetensors file, atomically."""
+
+    def parameters(self) -> dict[str, Float64]:
+        """Its parameters by name."""
+        return dict(self.params)
 
     @property
     def n_heads(self) -> int:
@@ -106,7 +113,8 @@ class Layer(ABC):
         tokens, lengths = check_inputs(x, self.d, lengths)
         n, k, d = tokens.shape
         per_example = k * (self.n_heads * (2 * k + 3 * d) + 2 * d + self.out_dim)
-        size = min(_chunk_size(n), max(1, on_device(_WORKSPACE) // per_example))
+        work = per_example * d
+        size = min(_chunk_size(n, work), max(1, on_device(_WORKSPACE) // per_example))
         with float64():
             params = jax.tree.map(jnp.asarray, self.params)
         for start in range(0, n, size):
@@ -167,6 +175,14 @@ class ParametrisedLayer(Layer):
         storage.write_tensors(path, dict(self._params), self.metadata | kind)
 
 
+def parameters_hash(layer: Layer) -> str:
+    """SHA-256 of the parameters as 64-bit floats."""
+    digest = hashlib.sha256()
+    for leaf in layer.parameters().values():
+        digest.update(np.ascontiguousarray(leaf, "<f8").tobytes())
+    return digest.hexdigest()
+
+
 @partial(compiled, static_argnums=0)
 def _outputs(
     parametrisation: Parametrisation, params: Params, chunk: Chunk
@@ -174,9 +190,10 @@ def _outputs(
     return parametrisation.outputs(params, chunk)
 
 
-def _chunk_size(n: int) -> int:
-    """Powers of two, so that compiled programs are reused; on accelerators small inputs share one
-    size."""
+def _chunk_size(n: int, work: int) -> int:
+    """Powers of two, so that compiled programs are reused; few examples share one size, where that
+    costs little. work: multiplications an example."""
     if jax.default_backend() != "cpu" and n <= 2048:
         return 256
-    return 1 << max(0, n - 1).bit_length()
+    least = 1 << max(0, min(128, _LITTLE_WORK // work).bit_length() - 1)
+    return max(least, 1 << max(0, n - 1).bit_length())

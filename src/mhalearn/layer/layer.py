@@ -5,7 +5,6 @@ F(X) = sum_i softmax(X Theta_i X^T + 1 (X v_i)^T) X W_i + 1 c^T
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -153,6 +152,11 @@ class AttentionLayer(Layer):
 
         return DenseHeads(self.query_theta, self.stacked_w)  # type: ignore[arg-type]
 
+    def parameters(self) -> dict[str, Float64]:
+        named = {"theta": self.theta, "w": self.w}
+        biases = {"key_vector": self.key_vector, "out_bias": self.out_bias}
+        return named | {name: bias for name, bias in biases.items() if bias is not None}
+
     def chunk_options(self) -> dict[str, bool]:
         biases = self.key_vector is not None, self.out_bias is not None
         return {"key_vector": biases[0], "out_bias": biases[1], "causal": self.causal}
@@ -254,16 +258,6 @@ def join_heads(layer: AttentionLayer, other: AttentionLayer) -> AttentionLayer:
         out_bias = out_bias + other.out_bias
     theta, w = np.concatenate([layer.theta, other.theta]), np.concatenate([layer.w, other.w])
     return AttentionLayer(theta, w, vectors, out_bias, layer.causal)
-
-
-def parameters_hash(layer: AttentionLayer) -> str:
-    """SHA-256 of the parameters as 64-bit floats."""
-    parts = (layer.theta, layer.w, layer.key_vector, layer.out_bias)
-    digest = hashlib.sha256()
-    for part in parts:
-        if part is not None:
-            digest.update(np.ascontiguousarray(part, "<f8").tobytes())
-    return digest.hexdigest()
 
 
 def group_heads(apart: Float64, sizes: Float64, near: float) -> list[list[int]]:

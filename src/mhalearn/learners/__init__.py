@@ -1,1 +1,32 @@
-"""How layers are learned: each learner is an object of one protocol."""
+"""How layers are learned: each learner is an object of one protocol, with options of its own."""
+
+from mhalearn.learners.builtin import Adam, ChenLi, Lbfgs, Linear, Newton
+from mhalearn.learners.options import (
+    AdamOptions,
+    ChenLiOptions,
+    LbfgsOptions,
+    LinearOptions,
+    NewtonOptions,
+    Round,
+)
+from mhalearn.learners.protocol import Learner
+from mhalearn.learners.registry import find_learner, list_learners, register, unregister
+
+__all__ = [
+    "Adam",
+    "AdamOptions",
+    "ChenLi",
+    "ChenLiOptions",
+    "Lbfgs",
+    "LbfgsOptions",
+    "Learner",
+    "Linear",
+    "LinearOptions",
+    "Newton",
+    "NewtonOptions",
+    "Round",
+    "find_learner",
+    "list_learners",
+    "register",
+    "unregister",
+]

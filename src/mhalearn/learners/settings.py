@@ -9,10 +9,14 @@ import numpy as np
 from mhalearn._runtime import storage
 from mhalearn._runtime.validation import is_integer, is_number
 from mhalearn.data import Examples
-from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
+from mhalearn.learners.options import find_options
+from mhalearn.learners.protocol import Learner
+from mhalearn.learners.registry import DEFAULT, find_learner
 from mhalearn.run.checkpoint import holds_something
+from mhalearn.run.outcome import Candidate, Outcome
 
-METHODS = ("auto", "newton", "sculpt", "adam", "lbfgs", "linear")
 # Heads times features up to which a square matrix of doubles has at most 8 GiB.
 _WIDEST = 2**15
 
@@ -22,7 +26,8 @@ class Settings(Protocol):
     """What a caller may set; `AttentionRegressor` says what each means."""
 
     n_heads: int | str
-    method: str
+    method: str | Learner
+    options: Any
     head_dim: int | None
     bias: bool
     causal: bool
@@ -37,9 +42,9 @@ class Settings(Protocol):
 
 def check_settings(settings: Settings, examples: Examples) -> None:
     """Reject what cannot work before any work is done."""
-    if settings.method not in METHODS:
-        raise ValueError(f"method={settings.method!r}: choose one of {', '.join(METHODS)}")
-    _check_heads(settings, examples.d)
+    learner = find_learner(settings.method)
+    find_options(learner, settings.options)
+    _check_heads(settings, learner, examples.d)
     if settings.head_dim is not None and not (
         is_integer(settings.head_dim) and 1 <= settings.head_dim <= examples.d
     ):
@@ -62,13 +67,32 @@ def check_settings(settings: Settings, examples: Examples) -> None:
     _check_checkpoint(settings)
 
 
-def _check_heads(settings: Settings, d: int) -> None:
+def check_supported(learner: Learner, architecture: Architecture) -> None:
+    """Reject classes of layers that a learner does not know, in its own words."""
+    if (reason := learner.supports(architecture)) is not None:
+        raise ValueError(reason)
+
+
+def check_candidate(found: Any, learner: Learner, architecture: Architecture) -> Candidate:
+    """What a learner returned, if it is a layer of these sizes and no verdict."""
+    said = f"method {learner.name!r} returned"
+    if not isinstance(found, Candidate):
+        raise ValueError(f"{said} a {type(found).__name__}: a learner returns a Candidate")
+    if found.outcome is Outcome.RECOVERED:
+        raise ValueError(f"{said} the outcome RECOVERED, which is the judge's word: say FITTED")
+    sizes, asked = (found.layer.d, found.layer.out_dim), (architecture.d, architecture.outputs)
+    if sizes != asked:
+        raise ValueError(f"{said} a layer of (d, out_dim) = {sizes}, the examples have {asked}")
+    return found
+
+
+def _check_heads(settings: Settings, learner: Learner, d: int) -> None:
     heads = settings.n_heads
     if not (heads == "auto" if isinstance(heads, str) else is_integer(heads)):
         raise ValueError(f"n_heads={heads!r}: pass an integer or 'auto'")
     if isinstance(heads, str):
-        if settings.method not in ("auto", "newton", "sculpt"):
-            raise ValueError(f"method={settings.method!r} needs n_heads as a number")
+        if not learner.counts_heads:
+            raise ValueError(f"method={learner.name!r} needs n_heads as a number")
     elif heads < 1:
         raise ValueError(f"n_heads={heads}: a layer has at least one head")
     elif heads * d > _WIDEST:
@@ -91,13 +115,14 @@ def _check_checkpoint(settings: Settings) -> None:
         )
 
 
-def check_start(start: AttentionLayer, settings: Settings, examples: Examples) -> None:
+def check_start(start: Layer, settings: Settings, examples: Examples) -> None:
     """Reject a plain layer to start from that cannot be one."""
     said = f"{storage.show(settings.checkpoint or '')}: the checkpoint"
-    if settings.method not in ("auto", "newton"):
+    learner = find_learner(settings.method)
+    if not learner.accepts_start:
         raise ValueError(
-            f"{said} is a layer and no state of a run, which method={settings.method!r} cannot go "
-            "on from: use 'newton', or remove the file"
+            f"{said} is a layer and no state of a run, which method={learner.name!r} cannot go on "
+            f"from: use {DEFAULT.name!r}, or remove the file"
         )
     if (start.d, start.out_dim) != (examples.d, examples.out_dim):
         raise ValueError(
@@ -108,5 +133,5 @@ def check_start(start: AttentionLayer, settings: Settings, examples: Examples) -
         raise ValueError(
             f"{said} has {start.n_heads} heads, n_heads={settings.n_heads}: ask for as many"
         )
-    if start.causal != settings.causal or (start.out_bias is not None) != settings.bias:
+    if start.causal != settings.causal or start.architecture.bias != settings.bias:
         raise ValueError(f"{said} was made with other settings of bias or causal: ask for the same")

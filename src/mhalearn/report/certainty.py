@@ -93,14 +93,12 @@ def list_numbers(certificate: Certificate) -> list[tuple[str, str]]:
     if certificate.n_seen:
         rows.append(("Left out because they were learned from", number(certificate.n_seen)))
     if certificate.intervals is not None:
-        for symbol, widths in (
-            ("Θ", certificate.intervals.theta),
-            ("W", certificate.intervals.w),
-        ):
+        symbols = {"theta": "Θ", "w": "W", "key_vector": "v", "out_bias": "c"}
+        for name, widths in certificate.intervals.arrays.items():
             known = widths[np.isfinite(widths)]
             if known.size:
                 said = f"{number(np.median(known))} median, {number(known.max())} widest"
-                rows.append((f"Half-width of the intervals for {symbol}", said))
+                rows.append((f"Half-width of the intervals for {symbols.get(name, name)}", said))
     return rows
 
 

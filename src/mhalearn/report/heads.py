@@ -8,6 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from mhalearn._runtime.types import Float64
+from mhalearn.layer.base import Layer
 from mhalearn.layer.comparison import Comparison, compare
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.report import figures
@@ -26,11 +27,9 @@ class Head:
     """One head of the learned layer, in the truth's order where the truth is known."""
 
     name: str
-    theta_norm: float
-    w_norm: float
-    theta_error: float | None
-    w_error: float | None
-    rows: list[list[Panel]]  # labelled figures: a row for Theta, a row for W
+    norms: list[tuple[str, float]]  # of its matrices, by their symbols
+    errors: list[tuple[str, float]]  # where the truth is known
+    rows: list[list[Panel]]  # labelled figures: a row for each matrix
 
 
 @dataclass(frozen=True)
@@ -41,26 +40,45 @@ class Match:
     found: Comparison
 
 
-def match_heads(layer: AttentionLayer, truth: AttentionLayer) -> Match | None:
+def match_heads(layer: Layer, truth: Layer) -> Match | None:
     """Head by head, where both layers have heads of the same shape, number and mask."""
+    if not (isinstance(layer, AttentionLayer) and isinstance(truth, AttentionLayer)):
+        return None
     found = compare(layer, truth)
     return Match(truth, found) if found.comparable else None
 
 
-def describe_heads(layer: AttentionLayer, match: Match | None) -> list[Head]:
+def list_matrices(layer: Layer, head: int) -> list[tuple[str, str, Float64]]:
+    """Symbol, name and entries of each matrix of a head.
+
+    Of another kind of attention, whatever has a matrix for each head; what has none is the first
+    head's.
+    """
+    if isinstance(layer, AttentionLayer):
+        return [("Θ", "theta", layer.theta[head]), ("W", "w", layer.w[head])]
+    shown = []
+    for name, leaf in layer.params.items():
+        matrices = np.atleast_2d(leaf).reshape(-1, *np.atleast_2d(leaf).shape[-2:])
+        if len(matrices) == layer.n_heads or head == 0:
+            shown.append((name, name, matrices[min(head, len(matrices) - 1)]))
+    return shown
+
+
+def describe_heads(layer: Layer, match: Match | None) -> list[Head]:
     """The first heads in pictures, more of them in numbers."""
     order = range(layer.n_heads) if match is None else match.found.order.tolist()
     heads = []
     for i, learned in enumerate(order[:MOST_LISTED]):
-        theta, w = layer.theta[learned], layer.w[learned]
-        drawn = [] if i >= MOST_DRAWN else [("Θ", "theta", theta), ("W", "w", w)]
+        matrices = list_matrices(layer, learned)
+        drawn = [] if i >= MOST_DRAWN else matrices
+        errors = []
+        if match is not None:
+            errors = [("Θ", match.found.theta_errors[i]), ("W", match.found.w_errors[i])]
         heads.append(
             Head(
                 name=f"Head {i + 1}",
-                theta_norm=float(np.linalg.norm(theta)),
-                w_norm=float(np.linalg.norm(w)),
-                theta_error=None if match is None else float(match.found.theta_errors[i]),
-                w_error=None if match is None else float(match.found.w_errors[i]),
+                norms=[(symbol, float(np.linalg.norm(matrix))) for symbol, _, matrix in matrices],
+                errors=[(symbol, float(error)) for symbol, error in errors],
                 rows=[
                     _panels(
                         matrix,

@@ -13,11 +13,12 @@ from mhalearn._runtime import storage
 from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn.judge.nondegeneracy import NondegeneracyReport, check_nondegeneracy
 from mhalearn.judge.solution import Solution
+from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.report import figures
 from mhalearn.report.certainty import draw_spectrum, list_certainties, list_numbers
 from mhalearn.report.descent import draw_descent, list_stages
-from mhalearn.report.heads import MOST_DRAWN, describe_heads, match_heads
+from mhalearn.report.heads import MOST_DRAWN, describe_heads, list_matrices, match_heads
 from mhalearn.report.numbers import number, typeset
 from mhalearn.report.phases import describe_phases
 from mhalearn.report.reproduce import describe_again
@@ -39,9 +40,7 @@ _HEADLINES = {
 }
 
 
-def write_report(
-    run: Any, path: str | os.PathLike[str], truth: AttentionLayer | None = None
-) -> None:
+def write_report(run: Any, path: str | os.PathLike[str], truth: Layer | None = None) -> None:
     """Write one HTML file that explains a run; it opens without a network.
 
     run: a `Solution` or a fitted estimator. truth: the layer it should have found, if known.
@@ -57,7 +56,7 @@ def write_report(
     storage.write_atomically(path, page.encode())
 
 
-def render(solution: Solution, truth: AttentionLayer | None = None) -> str:
+def render(solution: Solution, truth: Layer | None = None) -> str:
     """The page as a string."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mhalearn.report", "."),
@@ -68,7 +67,9 @@ def render(solution: Solution, truth: AttentionLayer | None = None) -> str:
     )
     environment.filters |= {"number": number, "sentence": _sentence, "typeset": typeset}
     layer, trace = solution.layer, solution.trace
-    empty = not layer.w.any()  # a run may end before it has a layer
+    softmax = isinstance(layer, AttentionLayer)
+    # A run may end before it has a layer.
+    empty = isinstance(layer, AttentionLayer) and not layer.w.any()
     certificate = None if empty else solution.certificate
     match = None if truth is None or empty else match_heads(layer, truth)
     stages = list_stages(trace)
@@ -88,6 +89,7 @@ def render(solution: Solution, truth: AttentionLayer | None = None) -> str:
         certain=list_certainties(
             certificate, None if match is None else match.found.max_error, empty=empty
         ),
+        findings=solution.findings,
         certificate=certificate,
         certificate_rows=[] if certificate is None else list_numbers(certificate),
         spectrum=None
@@ -95,7 +97,9 @@ def render(solution: Solution, truth: AttentionLayer | None = None) -> str:
         else _both(lambda width, name: draw_spectrum(certificate, width, name), "spectrum"),
         heads=[] if empty else describe_heads(layer, match),
         most_drawn=MOST_DRAWN,
-        thinned=figures.is_thinned(layer.theta[0]) or figures.is_thinned(layer.w[0]),
+        softmax=softmax,
+        attention=type(layer.parametrisation).__name__,
+        thinned=any(figures.is_thinned(matrix) for _, _, matrix in list_matrices(layer, 0)),
         phases=describe_phases(trace),
         search=any(stage.name.startswith("round ") for stage in stages),
         stages=stages[-_MOST_STAGES:],
@@ -120,6 +124,9 @@ def _both(draw: Callable[[float, str], Markup | None], name: str) -> tuple[Marku
 
 
 def _conditions(solution: Solution) -> NondegeneracyReport | None:
-    """The non-degeneracy report of the learned layer; None where the token count is not known."""
-    tokens = solution.settings.get("k")
-    return None if tokens is None else check_nondegeneracy(solution.layer, k=int(tokens), seed=0)
+    """The non-degeneracy report of the learned layer; None where the token count is not known, or
+    heads are not softmax heads."""
+    tokens, layer = solution.settings.get("k"), solution.layer
+    if tokens is None or not isinstance(layer, AttentionLayer):
+        return None
+    return check_nondegeneracy(layer, k=int(tokens), seed=0)

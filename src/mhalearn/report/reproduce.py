@@ -13,11 +13,15 @@ import jax
 import numpy as np
 
 from mhalearn._runtime.version import __version__
-from mhalearn.layer.layer import AttentionLayer, parameters_hash
+from mhalearn.layer.base import Layer, parameters_hash
+from mhalearn.learners.options import describe_options
+from mhalearn.learners.registry import AUTO, list_learners
 
 # Settings that are arguments of the estimator, in its order.
 _ARGUMENTS = (
-    *("n_heads", "method", "head_dim", "bias", "causal", "polish", "random_state", "max_seconds"),
+    *("n_heads", "method", "options", "head_dim", "bias", "causal", "attention", "polish"),
+    "random_state",
+    "max_seconds",
 )
 # Those that `mhalearn learn` takes with a value, and those that are flags with the value they set.
 _OPTIONS = {
@@ -36,23 +40,23 @@ Rows = list[tuple[str, str]]
 class Again(NamedTuple):
     """What repeats a run, and what tells whether it was the same one."""
 
-    command: str  # both are empty where the run's settings are not recorded
-    call: str
+    command: str  # empty where no command does it: with options, or a learner it does not know
+    call: str  # both are empty where the run's settings are not recorded
     settings: Rows
     hashes: Rows
     versions: Rows
 
 
-def describe_again(settings: Mapping[str, Any], layer: AttentionLayer) -> Again:
+def describe_again(settings: Mapping[str, Any], layer: Layer) -> Again:
     """From a solution's settings. The command is theirs where they have one (`demo`)."""
     known = any(name in settings for name in _ARGUMENTS)
-    command = str(settings.get("command", _command(settings) if known else ""))
+    options = describe_options(settings.get("options"))
+    command = _command(settings) if known and not options and _is_named(settings) else ""
+    shown = dict(settings) | {"options": options or "defaults"}
     return Again(
-        command=command,
-        call=_call(settings) if known else "",
-        settings=[
-            (str(name), _said(value)) for name, value in settings.items() if name != "command"
-        ],
+        command=str(settings.get("command", command)),
+        call=_call(settings, options) if known else "",
+        settings=[(str(name), _said(shown[name])) for name in settings if name != "command"],
         hashes=[
             ("Examples learned from", _examples_hash(layer)),
             ("Parameters of the layer", parameters_hash(layer)),
@@ -70,8 +74,15 @@ def _command(settings: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _call(settings: Mapping[str, Any]) -> str:
-    known = [f"{name}={settings[name]!r}" for name in _ARGUMENTS if name in settings]
+def _is_named(settings: Mapping[str, Any]) -> bool:
+    """Whether the command line knows the method by its name."""
+    return settings.get("method", AUTO) in (AUTO, *(learner.name for learner in list_learners()))
+
+
+def _call(settings: Mapping[str, Any], options: str) -> str:
+    said = {name: repr(settings[name]) for name in _ARGUMENTS if name in settings}
+    said["options"] = options
+    known = [f"{name}={said[name]}" for name in _ARGUMENTS if said.get(name)]
     return f"mha.AttentionRegressor({', '.join(known)}).fit(examples)"
 
 
@@ -80,7 +91,7 @@ def _said(value: Any) -> str:
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 
 
-def _examples_hash(layer: AttentionLayer) -> str:
+def _examples_hash(layer: Layer) -> str:
     """Of the hashes of the examples learned from, whatever their order."""
     seen = np.sort(layer.seen)
     return hashlib.sha256(seen.astype("<u8").tobytes()).hexdigest() if seen.size else "not recorded"

@@ -13,7 +13,10 @@ from mhalearn.run.outcome import Candidate, Outcome
 
 
 class Run:
-    """One run of a learner. `on_event` sees every event as it happens."""
+    """One run of a learner. `on_event` sees every event as it happens.
+
+    start: a layer to go on from, for learners that can.
+    """
 
     def __init__(
         self,
@@ -21,8 +24,10 @@ class Run:
         on_event: Listener | None = None,
         *,
         seed: int = 0,
+        start: Layer | None = None,
     ) -> None:
         self.seed = seed
+        self.start = start
         self.clock = Clock(max_seconds)
         self.checkpoint = Checkpoint()
         self.events: list[Event] = []
@@ -46,6 +51,7 @@ class Run:
     def follow(self, checkpoint: Checkpoint) -> None:
         """Go on from what a checkpoint knows, and write to it."""
         self.checkpoint = checkpoint
+        self.start = checkpoint.start
         if checkpoint.best is not None:
             self.best, self.best_loss = checkpoint.best
         if checkpoint.resumed:

@@ -62,6 +62,7 @@ class StepOptions:
 # With the exact factor as preconditioner they only make good for its rounding.
 DIRECT = StepOptions(direct=True, cg_steps=8)
 ITERATIVE = StepOptions()
+QUICK = StepOptions(single=True)
 JOINT_SINGLE, JOINT = StepOptions(single=True, cg_steps=400), StepOptions(cg_steps=400)
 
 

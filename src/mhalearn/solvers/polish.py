@@ -18,6 +18,7 @@ from mhalearn.solvers.gauss_newton import (
     ITERATIVE,
     JOINT,
     JOINT_SINGLE,
+    QUICK,
     ROUNDING,
     StepOptions,
     best_layer,
@@ -109,7 +110,7 @@ def minimise(
             continue  # badly conditioned parameters gain even where the loss is rounding
         if has_converged(state).all() or _is_inexact(gears[gear], before, loss):
             gear += 1
-            if gear == len(gears) or not _is_worth(gears[gear], loss):
+            if gear == len(gears) or not _is_worth(gears[gear - 1], gears[gear], loss):
                 converged = bool(np.isfinite(loss))
                 break
             state = reset_damping(state)
@@ -126,7 +127,7 @@ def _list_gears(parametrisation: Parametrisation) -> list[StepOptions]:
         return [ITERATIVE]
     unknowns = architecture.heads * architecture.query_dim * architecture.d
     if unknowns <= max_direct_unknowns():
-        return [DIRECT]
+        return [QUICK, DIRECT]  # the program of quick steps is mostly there already
     return [ITERATIVE, DIRECT] if unknowns <= MAX_FINISHING_UNKNOWNS else [ITERATIVE]
 
 
@@ -135,9 +136,10 @@ def _is_inexact(options: StepOptions, before: float, after: float) -> bool:
     return options.single and _LITTLE * before < after < _NEAR
 
 
-def _is_worth(options: StepOptions, loss: float) -> bool:
-    """Whether dearer steps could gain something."""
-    return loss > ROUNDING and (not options.direct or loss < _NEARLY)
+def _is_worth(last: StepOptions, options: StepOptions, loss: float) -> bool:
+    """Whether dearer steps could gain something: those that factor large matrices only where what
+    is left is nearly nothing."""
+    return loss > ROUNDING and (last.single or not options.direct or loss < _NEARLY)
 
 
 def polish_on(

@@ -23,6 +23,8 @@ from mhalearn.layer.units import Units
 # Doubles a chunk's intermediates may hold on a device, where the normal matrix is formed: 128 MiB
 # on a CPU.
 WORKSPACE = 2**24
+# Multiplications of a forward pass up to which twice as many take less time than to compile.
+_LITTLE_WORK = 1e7
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ class Problem:
 def make_problem(examples: Examples, parametrisation: Parametrisation) -> Problem:
     """Bring examples into solver units. Memory: one float64 copy of the examples, padded.
 
-    The number of examples is padded to three leading bits, so that fits of nearly the same size
-    share one compiled program.
+    The number of examples is padded to three leading bits, or to a power of two where that costs
+    little, so that fits of nearly the same size share one compiled program.
     Where it pays (`devices.how_many`) the examples are spread over all devices: each process
     brings its own, and pads them to as many as the largest share.
     """
@@ -111,7 +113,8 @@ def make_problem(examples: Examples, parametrisation: Parametrisation) -> Proble
     held = (n_heads * d) ** 2 + 3 * n_heads * d * out_dim + query_dim * (width + query_dim)
     if not dense:
         held = n_heads * (k + 2 * d + out_dim)
-    padded, here = _few_bits_above(most), over // processes
+    little = most * k * n_heads * d * (d + k + out_dim) <= _LITTLE_WORK
+    padded, here = _few_bits_above(most, 1 if little else 3), over // processes
     chunks = -(-padded * k * held // (on_device(WORKSPACE) * here))
     size = here * -(-padded // (chunks * here))
     parts = [
@@ -162,6 +165,7 @@ def _power_of_two_near(value: float) -> float:
     return float(2.0 ** np.round(np.log2(value))) if value > 0 else 1.0
 
 
-def _few_bits_above(n: int) -> int:
-    step = 1 << max(0, n.bit_length() - 3)
+def _few_bits_above(n: int, bits: int) -> int:
+    """The least number of so many leading bits that is no less than n."""
+    step = 1 << max(0, (n - 1).bit_length() - bits)
     return -(-n // step) * step

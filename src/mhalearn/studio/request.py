@@ -7,15 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-METHODS = {
-    "newton": "Newton: the exact solver",
-    "sculpt": "Sculpt: phases of Chen & Li",
-    "adam": "Adam",
-    "lbfgs": "L-BFGS",
-    "linear": "Linear attention",
-}
-# Methods that can find the number of heads themselves.
-_COUNTING = ("newton", "sculpt")
+from mhalearn.learners.registry import DEFAULT, list_learners
+
 INPUTS = {"boolean": "random signs", "gaussian": "Gaussian"}
 
 
@@ -45,7 +38,7 @@ class Wish:
     noise: float = 0.0
     examples: int = 200
     inputs: str = "boolean"
-    method: str = "newton"
+    method: str = DEFAULT.name
     count_heads: bool = False  # the learner is not told how many heads there are
     seed: int = 0
     seconds: float = 60.0
@@ -60,6 +53,11 @@ PRESETS = {
     "Noisy labels": Wish(heads=2, dim=8, noise=0.05, examples=200, seconds=120.0),
     "Too few examples": Wish(examples=10),
 }
+
+
+def list_methods() -> dict[str, str]:
+    """The names of the learners, and the words shown for them."""
+    return {learner.name: learner.title or learner.name for learner in list_learners()}
 
 
 def bounds(limits: Limits) -> dict[str, tuple[int | float, int | float]]:
@@ -96,11 +94,12 @@ def read_wish(asked: Any, limits: Limits) -> Wish:
             f"{wish.examples} examples of {wish.tokens} tokens with {wish.dim} features are too "
             f"much for this page: choose at most {most} examples"
         )
-    _check_choice("method", wish.method, METHODS)
+    _check_choice("method", wish.method, list_methods())
     _check_choice("inputs", wish.inputs, INPUTS)
-    if wish.count_heads and wish.method not in _COUNTING:
+    counting = [learner.name for learner in list_learners() if learner.counts_heads]
+    if wish.count_heads and wish.method not in counting:
         raise ValueError(
-            f"{wish.method} must be told the number of heads; {' and '.join(_COUNTING)} can find it"
+            f"{wish.method} must be told the number of heads; {' and '.join(counting)} can find it"
         )
     return wish
 

@@ -25,14 +25,17 @@ from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.attention import LinearFit, fit_projections, jvp, logits, tangent, vjp
 from mhalearn.layer.batches import Chunk, sum_over_chunks
+from mhalearn.layer.dense import Dense
 from mhalearn.learners.baselines.descent import DescentTask
-from mhalearn.learners.baselines.starts import ENOUGH, ScoredLayer, conclude, prepare
+from mhalearn.learners.baselines.starts import EXACT_ENOUGH, ScoredLayer, conclude, prepare
 from mhalearn.learners.baselines.student import student_rng
+from mhalearn.learners.options import LinearOptions
 from mhalearn.run.checkpoint import to_arrays
 from mhalearn.run.outcome import Candidate
 from mhalearn.run.run import Run
 from mhalearn.solvers.polish import relative_error
 
+_DEFAULTS = LinearOptions()
 # Norms of Theta_i tried when the student is read as a softmax layer, in units where a token's
 # feature has unit size: first a few with every reading, then all of them with the best one.
 _FEW_NORMS = (0.5, 2.0, 6.0)
@@ -44,19 +47,16 @@ _IDLE = 1e-3  # relative decrease of the objective over a block below which a st
 
 
 @in_float64
-def learn(
+def learn_linear(
     examples: Examples,
     architecture: Architecture,
     run: Run,
-    *,
-    sweeps: int = 200,
-    starts: int = 3,
-    ridge: float = 1e-6,
+    options: LinearOptions = _DEFAULTS,
 ) -> Candidate:
     """Fit a linear-attention student, then read it as a softmax layer.
 
     A sweep solves for the projections exactly and improves Theta by conjugate gradients, so the
-    objective (squared error over label energy, plus `ridge` times the squares of all parameters)
+    objective (squared error over label energy, plus the ridge times the squares of all parameters)
     never rises. The student determines only the span of its Theta_i: any invertible mixing of them,
     undone in the W_i, changes nothing, the sign and size of a single head included. So random
     orthonormal bases of the span are read as heads, cut to rank `head_dim` where that is given and
@@ -70,7 +70,7 @@ def learn(
     one head's direction and roughly the span of several, not a small error: a start for polish.
     """
     head_dim = architecture.head_dim
-    task, held_out = prepare(examples, architecture, run)
+    task, held_out = prepare(examples, Dense(architecture), run)
     d = task.problem.d
     shape = (architecture.heads, task.problem.query_dim, d)
     with one_lapack_thread():
@@ -84,13 +84,19 @@ def learn(
                 state["finite"],
                 state["start"],
             )
-        for start in range(first, starts):
-            if best.error <= ENOUGH:
+        for start in range(first, options.starts):
+            if best.error <= EXACT_ENOUGH:
                 break
             rng = student_rng(run.seed, 2, start)
             theta = rng.standard_normal(shape) / d
             found = fit_student(
-                theta, task.data, float(task.energy), sweeps, ridge, run, start=start
+                theta,
+                task.data,
+                float(task.energy),
+                options.sweeps,
+                options.ridge,
+                run,
+                start=start,
             )
             if np.isfinite(found).all():
                 finite = True

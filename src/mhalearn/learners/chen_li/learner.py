@@ -14,6 +14,7 @@ from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.learners.builtin import ChenLi
 from mhalearn.learners.chen_li.body_shape import BodyShape, fit_shape
 from mhalearn.learners.chen_li.breakdown import (
     TRUSTED,
@@ -49,29 +50,13 @@ from mhalearn.learners.chen_li.phase3_refined_sum import (
 from mhalearn.learners.chen_li.phase5_span import span_angle, span_by_queries
 from mhalearn.learners.chen_li.phase6_net import NetResult, search_net
 from mhalearn.learners.chen_li.streaming import Watcher
+from mhalearn.learners.options import ChenLiOptions
 from mhalearn.run.checkpoint import from_arrays, to_arrays
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.scaled_problem import make_problem
 
-# Rows kept by the first screen, in units of d^2, the unknowns of one head.
-_FIRST_ROWS = 8
-_MARGIN_ROWS = 60  # in units of d
-_ROUNDS = 2
-# Where a row is no longer worth certifying, and a result no longer worth returning.
-_WORST_SCORE = 1.0
-_WORST_ERROR = 0.1
-# Rows of the body that is queried, in units of d^2, and where queries would outlast the phases.
-_QUERIED = 2
-_LARGEST_QUERIED = 24
-# Weight the programme must leave on the screened pair.
-_ON_PAIR = 0.9
-# Examples of phase 6 in units of the counting limit (net, refinement), and examples to choose by.
-_NET_RATIOS = (20, 200)
-_HELD = 4000
-_MOST_HEADS = 6
-# Rows tried, and the share of a label that one head may leave with a crude sum.
-_ONE_HEAD_ROWS, _ONE_HEAD = 64, 0.02
+_DEFAULTS = ChenLiOptions()
 
 
 class OutOfTime(Exception):
@@ -92,28 +77,25 @@ class Phases:
     net: NetResult
 
 
-def learn(
+def learn_chen_li(
     examples: Examples,
     architecture: Architecture,
     run: Run,
-    *,
-    part: Examples | None = None,
+    options: ChenLiOptions = _DEFAULTS,
 ) -> Candidate:
     """Learn a layer by the six phases, from random examples alone.
 
-    part: random ones of them, in memory, for what needs few; the first ones otherwise.
+    What needs few examples takes them from the working set.
     Trust: the phases are those of Chen & Li (STOC 2025), proved for uniform +-1 inputs under their
     non-degeneracy conditions with N = (kd)^Theta(m) examples and (kd)^O(m^3) time; run as here,
     with robust least squares and far fewer examples, they are a heuristic.
     """
-    for name in ("bias", "causal", "head_dim"):
-        given = getattr(architecture, name)
-        if given:
-            raise ValueError(f"{name}={given}: the paper's phases do not know it; use newton")
+    if (reason := ChenLi().supports(architecture)) is not None:
+        raise ValueError(reason)
     if examples.has_lengths:
         raise ValueError("lengths: the paper's phases need examples of one length; use newton")
     try:
-        phases = run_phases(examples, architecture.n_heads, run, part)
+        phases = run_phases(examples, architecture.n_heads, run, options)
     except Breakdown as breakdown:
         emit_breakdown(breakdown.phase, str(breakdown), breakdown.numbers, run)
         reason = f"{breakdown.phase}: {breakdown}"
@@ -124,20 +106,14 @@ def learn(
     layer, error = phases.net.layer, phases.net.error
     run.keep(layer, error)
     if run.is_over():
-        return Candidate(
-            layer,
-            Outcome.TIME_LIMIT,
-        )
-    if error > _WORST_ERROR:
+        return Candidate(layer, Outcome.TIME_LIMIT)
+    if error > options.worst_error:
         reason = f"phase 6: net: its best candidate leaves {error:.2g} of the held-out labels"
         if architecture.n_heads is None:
             heads = f"{layer.n_heads} head{'s' * (layer.n_heads != 1)}"
             reason += f" with {heads}: give n_heads if it is known"
         return Candidate(layer, Outcome.STUCK, reason=reason)
-    return Candidate(
-        layer,
-        Outcome.FITTED,
-    )
+    return Candidate(layer, Outcome.FITTED)
 
 
 def _nothing(examples: Examples) -> AttentionLayer:
@@ -146,15 +122,15 @@ def _nothing(examples: Examples) -> AttentionLayer:
 
 
 def run_phases(
-    examples: Examples, n_heads: int | None, run: Run, part: Examples | None = None
+    examples: Examples, n_heads: int | None, run: Run, options: ChenLiOptions = _DEFAULTS
 ) -> Phases:
     """The algorithm. Without `n_heads` the count comes from the body after the first refined sum.
 
     Trust: as each phase says; phase 6's held-out examples were streamed through phases 1 to 5 too.
     """
-    part = examples if part is None else part
+    few = examples.working_set
     emit_theory(examples, n_heads, run)
-    check_feasible(part, n_heads, run)
+    check_feasible(few, n_heads, run)
     d = examples.d
 
     # Phase 1: a crude sum of the projections.
@@ -169,22 +145,23 @@ def run_phases(
     total, width = crude.estimate, crude.label_rank
     check_label_dimension(n_heads or 1, examples.k, width)
     # Phase 2: rows on which all heads attend alike; their body is shaped where a round begins.
-    rows = [certify(examples, total, _FIRST_ROWS * d**2, run)]
+    rows = [certify_and_confirm(examples, total, options.first_rows * d**2, run, options=options)]
     heads = n_heads or 2
     shapes: list[BodyShape] = []
     margins: list[MarginRows] = []
     sums: list[RefinedSum] = []
-    for round_ in range(1, _ROUNDS + 1):
+    for round_ in range(1, options.rounds + 1):
         shape = _shape(rows[-1], heads, round_, run)
         if n_heads is None and sums:
-            heads = count_heads(part, total, shape, width, run)
+            heads = count_heads(few, total, shape, width, run, options)
             if heads > 1:
                 emit_theory(examples, heads, run)
             shape = _shape(rows[-1], heads, round_, run)
         emit_shape(shape, round_ - 1, run)
         # Phase 3: the body's centre as a proxy, and a refined sum from rows it is sure of.
         watch = _watcher("phase 3: refined sum", run)
-        search = partial(large_margin_rows, examples, shape.proxy, _MARGIN_ROWS * d, watch=watch)
+        count = options.margin_rows * d
+        search = partial(large_margin_rows, examples, shape.proxy, count, watch=watch)
         ahead = _once(MarginRows, f"margin rows {round_}", search, run)
         refine = partial(refine_projection_sum, ahead, total)
         refined = _once(RefinedSum, f"refined sum {round_}", refine, run)
@@ -194,25 +171,21 @@ def run_phases(
         total = refined.estimate
         check_rank(total, examples.k)
         # Phase 4: the same rows again with the better sum, and a tighter body.
-        rows.append(certify(examples, total, later_rows(heads) * d**2, run, round_))
+        count = options.later_rows[heads > 2] * d**2
+        rows.append(certify_and_confirm(examples, total, count, run, round_, options))
         shapes.append(shape)
         margins.append(ahead)
         sums.append(refined)
-    shape = _shape(rows[-1], heads, _ROUNDS + 1, run)
+    shape = _shape(rows[-1], heads, options.rounds + 1, run)
     shapes.append(shape)
-    emit_shape(shape, _ROUNDS, run)
+    emit_shape(shape, options.rounds, run)
     # Phase 5: the span of the attention matrices, from the body's wide directions.
     _check_time("phase 5: span", run)
-    body, angle = _check_span(rows[-1], shape, run)
+    body, angle = _check_span(rows[-1], shape, run, options)
     # Phase 6: candidates in the span; examples set aside choose.
     _check_time("phase 6: net", run)
-    net = search_phase(part, shape, heads, run)
+    net = search_phase(few, shape, heads, run, options)
     return Phases(crude, tuple(rows), body, tuple(shapes), tuple(margins), tuple(sums), angle, net)
-
-
-def later_rows(n_heads: int) -> int:
-    """Rows worth keeping with a good sum, in units of d^2: more where fewer of them are exact."""
-    return 5 if n_heads <= 2 else 10
 
 
 Result = TypeVar("Result")
@@ -249,8 +222,13 @@ def _watcher(stage: str, run: Run) -> Watcher:
     return watch
 
 
-def certify(
-    examples: Examples, total: Float64, count: int, run: Run, round_: int = 0
+def certify_and_confirm(
+    examples: Examples,
+    total: Float64,
+    count: int,
+    run: Run,
+    round_: int = 0,
+    options: ChenLiOptions = _DEFAULTS,
 ) -> CertifiedRows:
     """Phase 2 (and, with a refined sum, 4): screen pairs, keep the rows the programme confirms.
 
@@ -261,50 +239,67 @@ def certify(
     def solve() -> CertifiedRows:
         watch = _watcher(certification_stage(round_), run)
         rows = screen_pairs(examples, total, count, watch=watch)
-        usable = rows.select(rows.score <= _WORST_SCORE)
-        check_rows(len(usable), f"certify at score {_WORST_SCORE:g}", examples.d, round_)
+        worst = options.worst_score
+        usable = rows.select(rows.score <= worst)
+        check_rows(len(usable), f"certify at score {worst:g}", examples.d, round_)
         programme = certify_rows(usable.tokens, usable.labels, total)
         return replace(usable, attention=programme.attention, residual=programme.residual)
 
     solved = _once(CertifiedRows, f"certified rows {round_}", solve, run)
     on_pair = np.take_along_axis(solved.attention, solved.pair, axis=1).sum(axis=1)
-    confirmed = solved.select(on_pair >= _ON_PAIR)
+    confirmed = solved.select(on_pair >= options.on_pair)
     emit_rows(solved, confirmed, round_, examples, run)
     check_rows(len(confirmed), "are confirmed by the programme", examples.d, round_)
     return confirmed
 
 
-def _check_span(rows: CertifiedRows, shape: BodyShape, run: Run) -> tuple[ConvexBody, float]:
+def _check_span(
+    rows: CertifiedRows, shape: BodyShape, run: Run, options: ChenLiOptions
+) -> tuple[ConvexBody, float]:
     """Phase 5 as in the paper, by queries to the body, beside the eigenvectors that are used."""
     d = rows.query.shape[1]
-    body = sculpt_body(rows.select(slice(0, _QUERIED * d**2)), shape.proxy)
+    body = sculpt_body(rows.select(slice(0, options.queried_rows * d**2)), shape.proxy)
 
     def query() -> float:
         return span_angle(span_by_queries(body, len(shape.wide) + 1, run.seed).basis, shape.span)
 
     angle = float("nan")
-    if d <= _LARGEST_QUERIED:
+    if d <= options.largest_queried:
         angle = float(run.checkpoint.once("span angle", query))
     emit_span(shape, body, angle, run)
     return body, angle
 
 
-def search_phase(examples: Examples, shape: BodyShape, n_heads: int, run: Run) -> NetResult:
+def search_phase(
+    examples: Examples,
+    shape: BodyShape,
+    n_heads: int,
+    run: Run,
+    options: ChenLiOptions = _DEFAULTS,
+) -> NetResult:
     """Phase 6 on the first examples: few for the net, more for its refinement, others to choose."""
     architecture = examples.architecture(n_heads)
     limit = examples.counting_limit(architecture)
-    sizes = [int(np.ceil(ratio * limit)) for ratio in _NET_RATIOS]
-    held = min(_HELD, examples.n // 4)
-    sizes = [min(size, examples.n - held) for size in sizes]
-    chosen = examples.subset(slice(0, sizes[1] + held))
-    coarse, fine, rest = (
+    sizes = [int(np.ceil(ratio * limit)) for ratio in options.net_ratios]
+    spared = min(options.select, examples.n // 4)
+    sizes = [min(size, examples.n - spared) for size in sizes]
+    chosen = examples.subset(slice(0, sizes[1] + spared))
+    coarse, fine, select = (
         make_problem(chosen.subset(part), Dense(architecture))
         for part in (slice(0, sizes[0]), slice(0, sizes[1]), slice(sizes[1], None))
     )
 
     def search() -> dict[str, Any]:
         with one_lapack_thread():
-            net = search_net(shape, coarse, fine, rest, run)
+            net = search_net(
+                shape,
+                coarse,
+                fine,
+                select,
+                run,
+                n_starts=options.net_starts,
+                most_steps=options.net_steps,
+            )
         return to_arrays(net.layer) | {"error": net.error, "candidates": net.candidates}
 
     found = run.checkpoint.once(
@@ -315,19 +310,26 @@ def search_phase(examples: Examples, shape: BodyShape, n_heads: int, run: Run) -
     return net
 
 
-def count_heads(examples: Examples, total: Float64, shape: BodyShape, width: int, run: Run) -> int:
+def count_heads(
+    examples: Examples,
+    total: Float64,
+    shape: BodyShape,
+    width: int,
+    run: Run,
+    options: ChenLiOptions = _DEFAULTS,
+) -> int:
     """The number of heads from the gap in the body's widths.
 
     One head shows before that: every row is its own certificate, whatever its pattern.
     Trust: a heuristic, as good as the gap is clear.
     """
-    x, y, _ = examples.subset(slice(0, _ONE_HEAD_ROWS)).arrays()
+    x, y, _ = examples.subset(slice(0, options.one_head_rows)).arrays()
     left = certify_rows(x.astype(np.float64), y[:, 0].astype(np.float64), total).residual
     share = float(np.median(left / np.maximum(np.abs(y[:, 0]).sum(axis=1), 1e-300)))
-    if share < _ONE_HEAD:
+    if share < options.one_head:
         emit_one_head(share, run)
         return 1
-    most = min(_MOST_HEADS, width // (examples.k - 1))
+    most = min(options.most_heads, width // (examples.k - 1))
     if most < 2:
         return 1
     heads, gap = shape.guess_heads(most + 1)

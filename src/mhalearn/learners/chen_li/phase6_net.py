@@ -16,12 +16,12 @@ from mhalearn.layer.attention import fit_projections, forward
 from mhalearn.layer.batches import Chunk, sum_over_chunks
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.chen_li.body_shape import BodyShape
+from mhalearn.learners.options import ChenLiOptions
 from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import best_layer, has_converged, init_dense, take_step
 from mhalearn.solvers.scaled_problem import Problem
 
-_MOST_STEPS = 40
-_STARTS = 12
+_DEFAULTS = ChenLiOptions()
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ def search_net(
     held: Problem,
     run: Run,
     *,
-    n_starts: int = _STARTS,
+    n_starts: int = _DEFAULTS.net_starts,
+    most_steps: int = _DEFAULTS.net_steps,
 ) -> NetResult:
     """A coarse random net, each point refined in its m^2 coefficients with W eliminated.
 
@@ -105,11 +106,11 @@ def search_net(
     all starts are reported, and agree where the span is good.
     """
     theta = _offsets(shape, n_starts, run.seed) * coarse.units.x_scale**2
-    theta = _descend_in_span(theta, shape, coarse, run, "coarse")
+    theta = _descend_in_span(theta, shape, coarse, run, "coarse", most_steps)
     errors, _ = replicate(_held_out_errors(jnp.asarray(theta), coarse.data, held.data))
     errors = np.nan_to_num(np.asarray(errors), nan=np.inf)
     chosen = theta[int(np.argmin(errors))][None] * (fine.units.x_scale / coarse.units.x_scale) ** 2
-    chosen = _descend_in_span(chosen, shape, fine, run, "fine")
+    chosen = _descend_in_span(chosen, shape, fine, run, "fine", most_steps)
     error, w = replicate(_held_out_errors(jnp.asarray(chosen), fine.data, held.data))
     layer = fine.layer(chosen[0], np.asarray(w[0]))
     return NetResult(layer, float(error[0]), np.sort(errors))
@@ -126,12 +127,12 @@ def _offsets(shape: BodyShape, n_starts: int, seed: int) -> Float64:
 
 
 def _descend_in_span(
-    theta: Float64, shape: BodyShape, problem: Problem, run: Run, name: str
+    theta: Float64, shape: BodyShape, problem: Problem, run: Run, name: str, most_steps: int
 ) -> Float64:
     span = jnp.asarray(shape.span)
     state = init_dense(theta, problem)
     begun, state = run.checkpoint.recall(name, like=(0, state)) or (0, state)
-    for step in range(begun, _MOST_STEPS):
+    for step in range(begun, most_steps):
         if step and (has_converged(state).all() or run.is_over()):
             break
         state = take_step(state, problem, span=span)

@@ -55,12 +55,12 @@ def learn_factored(
     architecture: Architecture,
     exact: float,
     run: Run,
-    start: AttentionLayer | None = None,
 ) -> Candidate:
     """Attempts with ever more surplus heads, until one explains held-out examples exactly.
 
-    `start` is a layer to polish before any of them.
+    `run.start` is a layer to polish before any of them.
     """
+    start = run.start
     guess = architecture.with_heads(architecture.n_heads or architecture.usual_heads())
     limit = examples.counting_limit(guess)
     train, select = split_for_selection(examples, guess, run.seed)

@@ -1,7 +1,6 @@
 """The learner: rounds of starts, each round more patient, until one explains held-out examples."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.newton.annealing import LAST_STRENGTH, anneal_first_order
 from mhalearn.learners.newton.continuation import (
     Task,
-    anneal,
+    anneal_ridge,
     descend_without_ridge,
     finish_with_direct_steps,
     ridge_at,
@@ -28,12 +27,14 @@ from mhalearn.learners.newton.head_exchange import exchange_heads, keep_better, 
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
 from mhalearn.learners.newton.parametrised import learn_parametrised
 from mhalearn.learners.newton.starts import Scales, estimate_scales, random_starts
+from mhalearn.learners.options import NewtonOptions, Round
 from mhalearn.run.checkpoint import generator_from, generator_words
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import (
     DIRECT,
     ITERATIVE,
+    QUICK,
     State,
     StepOptions,
     init_dense,
@@ -42,36 +43,7 @@ from mhalearn.solvers.gauss_newton import (
 from mhalearn.solvers.polish import MAX_FINISHING_UNKNOWNS, max_direct_unknowns, polish
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
-# Relative squared error on held-out examples that only the true function reaches, where their
-# precision allows.
-_EXACT = 1e-16
-
-
-@dataclass(frozen=True)
-class Round:
-    """Starts that descend side by side: how they are annealed, and how often they trade heads."""
-
-    n_starts: int
-    anneal_steps: int
-    final_ridge: float  # where the continuation (homotopy) in the ridge ends
-    release_steps: int = 0  # from there to hardly any, before the ridge is dropped
-    first_order_steps: int = 0  # of slow annealing before all others
-    hops: int = 0
-    prior: float = 1.0  # width of the prior on |Theta| that hops use, over what was learned so far
-
-    @property
-    def annealing(self) -> NDArray[np.float64]:
-        return np.geomspace(
-            LAST_STRENGTH if self.first_order_steps else 3.0, self.final_ridge, self.anneal_steps
-        )
-
-    @property
-    def hopping(self) -> NDArray[np.float64]:
-        return np.geomspace(1.0, self.final_ridge, 25)
-
-    @property
-    def releasing(self) -> NDArray[np.float64]:
-        return np.geomspace(self.final_ridge, 1e-5, self.release_steps + 1)[1:]
+_DEFAULTS = NewtonOptions()
 
 
 class Hopping(NamedTuple):
@@ -85,52 +57,20 @@ class Hopping(NamedTuple):
     rng: NDArray[np.uint64]
 
 
-# Generic layers with a few times the counting limit of examples fall to the first round. With noise
-# no loss is known to be the lowest: one patient start that agrees with the quick one tells.
-PLENTY = (
-    Round(1, 4, 1e-2),
-    Round(1, 40, 1e-3, release_steps=8),
-    Round(4, 40, 1e-3, release_steps=8),
-    Round(5, 8, 1e-3, release_steps=8, first_order_steps=12_000),
-    Round(5, 60, 1e-3, release_steps=8),
-)
-# Near the counting limit patience pays: sixteen starts in all.
-SCARCE = (
-    Round(1, 4, 1e-2),
-    Round(1, 40, 1e-3, release_steps=8),
-    Round(4, 8, 1e-3, release_steps=8, first_order_steps=12_000, hops=20),
-    Round(5, 60, 1e-3, release_steps=8, hops=40, prior=1.3),
-    Round(5, 8, 1e-3, release_steps=8, first_order_steps=24_000, hops=400),
-)
-# Surplus heads make a lost head rare, so that a search for the head count can be brief.
-BRIEF = (Round(1, 10, 1e-2), Round(1, 30, 1e-2))
-# Times the counting limit up to which local minima abound and hopping pays.
-_SCARCE = 3.0
-# From which on two starts that agree are hardly ever both wrong.
-_TRUSTING = 6.0
-# Hops in which no start got better after which none will.
-_IDLE_HOPS = 150
-# Times the counting limit that is plenty for a first look, and multiplications a pass over the
-# examples must cost for it to be worth its compilation.
-_ENOUGH, _WORK = 4.0, 1e7
-# Losses that differ by less than this part are those of one minimum.
-_SAME = 1e-6
-
-
-def learn(
+def learn_newton(
     examples: Examples,
     architecture: Architecture,
     run: Run,
-    *,
-    start: AttentionLayer | None = None,
+    options: NewtonOptions = _DEFAULTS,
 ) -> Candidate:
     """Learn a layer with the given number of heads, or with as many as the examples ask for.
 
-    `start` is a layer to descend from before any random start.
+    `run.start` is a layer to descend from before any random start.
     Cost: O(n k m d (d + k + e)) a conjugate-gradient step, some hundred of them a start.
     Trust: a heuristic with no guarantee of success; what it returns is checked elsewhere.
     """
-    exact = max(_EXACT, label_precision(examples).floor ** 2)
+    exact = max(options.exact, label_precision(examples).floor ** 2)
+    start = run.start if isinstance(run.start, AttentionLayer) else None
 
     def with_heads(count: int, rounds: tuple[Round, ...] | None = None) -> Candidate:
         asked = architecture.with_heads(count)
@@ -138,33 +78,41 @@ def learn(
         problem = make_problem(train, Dense(asked))
         selection = ModelSelection(problem, select, run)
         ratio = train.n / examples.counting_limit(asked)
-        rounds = rounds or (SCARCE if ratio <= _SCARCE else PLENTY)
+        scarce = ratio <= options.scarce_ratio
+        rounds = rounds or (options.scarce if scarce else options.plenty)
         if start is not None and start.n_heads == count:
             selection.offer(polish(start, problem, run).layer)
         descend = partial(
-            run_rounds, selection=selection, exact=exact, trusting=ratio >= _TRUSTING, run=run
+            run_rounds,
+            selection=selection,
+            exact=exact,
+            trusting=ratio >= options.trusting_ratio,
+            run=run,
+            options=options,
         )
-        few = sketch_size(train, asked)
+        few = sketch_size(train, asked, options)
         if few < train.n:
             part = make_problem(train.subset(slice(0, few)), Dense(asked))
             descend(part, rounds[:1], stage="sketch")
         return selection.candidate(descend(problem, rounds))
 
     def attempt(count: int, patient: bool) -> tuple[Candidate, float]:
-        work = partial(with_heads, count, None if patient else BRIEF)
+        work = partial(with_heads, count, None if patient else options.brief)
         candidate = run.once(f"{count} heads, {'patient' if patient else 'brief'}", work)
         return candidate, candidate.loss
 
     if architecture.attention is not None:
         return learn_parametrised(examples, architecture, exact, run)
     if architecture.prefers_factors:
-        return learn_factored(examples, architecture, exact, run, start)
+        return learn_factored(examples, architecture, exact, run)
     if architecture.n_heads is None:
         return choose_heads(attempt, most_heads(examples, architecture), exact, run)
     # Below the counting limit no effort helps.
     if examples.n >= examples.counting_limit(architecture):
         return with_heads(architecture.n_heads)
-    return with_heads(min(architecture.n_heads, most_heads(examples, architecture)), PLENTY[:1])
+    return with_heads(
+        min(architecture.n_heads, most_heads(examples, architecture)), options.plenty[:1]
+    )
 
 
 def run_rounds(
@@ -175,6 +123,7 @@ def run_rounds(
     exact: float,
     trusting: bool,
     run: Run,
+    options: NewtonOptions = _DEFAULTS,
     stage: str = "round",
 ) -> Outcome:
     """Offer every start's end point to the selection; stop at the first one that is exact.
@@ -193,7 +142,9 @@ def run_rounds(
     losses: list[float] = []
     for number, round_ in enumerate(rounds):
         name = f"{stage} {number + 1}"
-        if not run.checkpoint.begun(name) and (done() or (trusting and found_twice(losses))):
+        if not run.checkpoint.begun(name) and (
+            done() or (trusting and found_twice(losses, options.same_minimum))
+        ):
             break
         task = Task(
             problem,
@@ -204,7 +155,7 @@ def run_rounds(
         )
         theta = random_starts(problem, round_.n_starts, run.seed, number)
         rng = generator(run.seed, Stream.HEAD_EXCHANGE, number)
-        work = partial(run_round, round_, theta, task, scales, done, rng, stage=name)
+        work = partial(run_round, round_, theta, task, scales, done, rng, options, stage=name)
         losses += run.checkpoint.once(name, work).tolist()
     if selection.layer is None:
         selection.offer(problem.zero_layer(n_heads))
@@ -219,6 +170,7 @@ def run_round(
     scales: Scales,
     done: Callable[[], bool],
     rng: np.random.Generator,
+    options: NewtonOptions = _DEFAULTS,
     *,
     stage: str,
 ) -> NDArray[np.float64]:
@@ -231,8 +183,8 @@ def run_round(
     finishing = theta[0].size <= MAX_FINISHING_UNKNOWNS and any_rank
 
     def release_ridge(shaped: State, scales: Scales, stage: str) -> NDArray[np.float64]:
-        state = anneal(
-            reset_damping(shaped), task, scales, round_.releasing, stage=f"{stage}, release"
+        state = anneal_ridge(
+            reset_damping(shaped), task, scales, _release_ridges(round_), stage=f"{stage}, release"
         )
         state = descend_without_ridge(state, task, stage=f"{stage}, free")
         if finishing and not task.run.is_over():
@@ -246,7 +198,9 @@ def run_round(
             moved = anneal_first_order(
                 theta, problem, task.run, scales, round_.first_order_steps, stage=name
             )
-        state = anneal(init_dense(moved, problem), task, scales, round_.annealing, stage=stage)
+        state = anneal_ridge(
+            init_dense(moved, problem), task, scales, _anneal_ridges(round_), stage=stage
+        )
         return Hopping(
             0, 0, state, scales, release_ridge(state, scales, stage), generator_words(rng)
         )
@@ -255,7 +209,7 @@ def run_round(
         rng = generator_from(now.rng)
         scales = rescale_prior(now.scales, now.state, round_.prior)
         fresh = init_dense(exchange_heads(now.state, rng), problem)
-        trial = anneal(fresh, task, scales, round_.hopping, stage=name)
+        trial = anneal_ridge(fresh, task, scales, _hop_ridges(round_), stage=name)
         ridge = ridge_at(round_.final_ridge, scales, problem)
         state, any_better, lowest = keep_better(now.state, trial, ridge)
         if lowest:
@@ -272,7 +226,7 @@ def run_round(
         checkpoint.record("hops", now)
     while now.hop < round_.hops:
         name = f"{stage}, hop {now.hop + 1}"
-        if not checkpoint.begun(name) and (done() or now.idle >= _IDLE_HOPS):
+        if not checkpoint.begun(name) and (done() or now.idle >= options.idle_hops):
             break
         with checkpoint.within(name):
             now = hop(now, name)
@@ -280,32 +234,46 @@ def run_round(
     return now.losses
 
 
+def _anneal_ridges(round_: Round) -> NDArray[np.float64]:
+    """Strengths of the ridge along the continuation, from where the round begins."""
+    first = LAST_STRENGTH if round_.first_order_steps else 3.0
+    return np.geomspace(first, round_.final_ridge, round_.anneal_steps)
+
+
+def _hop_ridges(round_: Round) -> NDArray[np.float64]:
+    """The same after heads were traded, which begins nearer to the end."""
+    return np.geomspace(1.0, round_.final_ridge, 25)
+
+
+def _release_ridges(round_: Round) -> NDArray[np.float64]:
+    """From the end of the continuation to hardly any ridge."""
+    return np.geomspace(round_.final_ridge, 1e-5, round_.release_steps + 1)[1:]
+
+
 def _choose_steps(number: int, problem: Problem) -> StepOptions:
     """The first round looks quickly; where unknowns are few, later ones take direct steps."""
     if number == 0:
-        return StepOptions(single=True)
+        return QUICK
     architecture = problem.architecture
     unknowns = architecture.heads * architecture.query_dim * architecture.d
     few = unknowns <= max_direct_unknowns() and architecture.head_dim is None
     return DIRECT if few else ITERATIVE
 
 
-def found_twice(losses: list[float]) -> bool:
-    """Whether two starts ended at the lowest loss."""
+def found_twice(losses: list[float], same: float = _DEFAULTS.same_minimum) -> bool:
+    """Whether two starts ended at the lowest loss, up to the given part of it."""
     low = sorted(loss for loss in losses if np.isfinite(loss))[:2]
-    return len(low) == 2 and low[1] <= (1 + _SAME) * low[0]
+    return len(low) == 2 and low[1] <= (1 + same) * low[0]
 
 
-def sketch_size(examples: Examples, architecture: Architecture) -> int:
-    """How many examples a first round needs: all of them, unless there are plenty.
-
-    What explains a part of the examples exactly mostly explains all. Below the given work the
-    program for another number of examples takes longer to compile than it saves.
-    """
+def sketch_size(
+    examples: Examples, architecture: Architecture, options: NewtonOptions = _DEFAULTS
+) -> int:
+    """How many examples a first round needs: all of them, unless there are plenty."""
     k, d, e = examples.k, examples.d, examples.out_dim
     work = examples.n * k * architecture.heads * d * (d + k + e)
-    few = int(np.ceil(_ENOUGH * examples.counting_limit(architecture)))
-    return few if work > _WORK and 2 * few <= examples.n else examples.n
+    few = int(np.ceil(options.sketch_ratio * examples.counting_limit(architecture)))
+    return few if work > options.sketch_work and 2 * few <= examples.n else examples.n
 
 
 def most_heads(examples: Examples, architecture: Architecture) -> int:

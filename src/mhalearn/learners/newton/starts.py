@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from mhalearn._runtime.devices import replicate
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Array, Float, Float64
-from mhalearn.layer.attention import fit_projections
-from mhalearn.layer.batches import Chunk
+from mhalearn.layer.batches import Chunk, sum_over_chunks
 from mhalearn.solvers.scaled_problem import Problem
 
 
@@ -24,10 +24,23 @@ class Scales(NamedTuple):
 
 
 @jax.jit
-def _unexplained(data: Chunk) -> Float[Array, ""]:
-    """Label energy that the mean token leaves."""
-    flat = jnp.zeros((1, data.queries.shape[-1], data.tokens.shape[-1]))
-    return fit_projections(flat, data, jnp.zeros(())).loss
+def _moments(data: Chunk) -> tuple[Float[Array, "p p"], Float[Array, "p e"]]:
+    """V^T V and V^T Y where every head attends evenly, and V is the mean token."""
+
+    def moments(chunk: Chunk) -> tuple[Array, Array]:
+        even = chunk.allowed / jnp.sum(chunk.allowed, axis=-1, keepdims=True)
+        mean = jnp.einsum("brj,bjd->brd", even, chunk.tokens)
+        v = jnp.concatenate([mean, chunk.constant], axis=-1) * chunk.weight[..., None]
+        return jnp.einsum("brp,brs->ps", v, v), jnp.einsum("brp,bre->pe", v, chunk.labels)
+
+    return sum_over_chunks(moments, data)
+
+
+def _explained(problem: Problem) -> float:
+    """Share of the label energy that the mean token explains."""
+    gram, right = map(np.asarray, replicate(_moments(problem.data)))
+    w = np.linalg.lstsq(gram, right, rcond=1e-12)[0]
+    return float(np.sum(w * right)) / problem.energy
 
 
 @cache
@@ -48,7 +61,7 @@ def estimate_scales(problem: Problem) -> Scales:
     variance, and logits of standard deviation |Theta|_F give E|p|^2: invert that relation.
     Trust: a heuristic; the solver bears an error of a factor four either way.
     """
-    explained = max(1.0 - float(_unexplained(problem.data)) / problem.energy, 1e-6)
+    explained = max(_explained(problem), 1e-6)
     concentration = np.clip(1.0 / (problem.k * explained), 1.0 / problem.k, 1.0)
     guesses, expected = _concentrations(problem.k)
     nearest = int(np.argmin(np.abs(expected - concentration)))

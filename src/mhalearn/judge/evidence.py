@@ -1,0 +1,145 @@
+"""Everything a verdict rests on, each of it measured when first asked for, and once."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from mhalearn.data import Examples
+from mhalearn.data.input_information import Information
+from mhalearn.data.label_precision import Precision, label_precision
+from mhalearn.judge.certificate import Certificate, make_certificate
+from mhalearn.judge.jacobian_spectrum import measure_spectrum
+from mhalearn.judge.missing_head import one_more_head
+from mhalearn.judge.residual_dependence import residual_dependence_test
+from mhalearn.judge.residuals import Residuals, measure_residuals
+from mhalearn.judge.subsets import Subsets
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.run.outcome import Candidate
+from mhalearn.run.run import Run
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about a candidate, and what can be measured.
+
+    candidate: the learner's, polished. architecture: that was asked for; the number of heads may
+    be open. precision: of the labels of a run, found once. information: of the inputs of the
+    working set; None: nothing is known against them.
+    polished: whether the candidate was descended from until nothing improved. Where it was not,
+    what it leaves says nothing of heads or noise.
+
+    Cost: the candidate is walked over each subset at most once, whatever asks for its residuals.
+    Expensive are only `gain_of_one_more_head`, a descent; `residual_dependence`, O(1500^2 d^2); and
+    `train_null_dimension`, a spectrum.
+    """
+
+    candidate: Candidate
+    architecture: Architecture
+    subsets: Subsets
+    run: Run
+    precision: Precision | None = None
+    information: Information | None = None
+    polished: bool = True
+
+    @property
+    def layer(self) -> Layer:
+        return self.candidate.layer
+
+    @property
+    def train(self) -> Examples:
+        return self.subsets.train
+
+    @cached_property
+    def label_precision(self) -> Precision:
+        return self.precision or label_precision(self.subsets.working_set)
+
+    @cached_property
+    def time_is_up(self) -> bool:
+        """When the judge first asks; what it measures later may run out of time by itself."""
+        return self.run.is_over()
+
+    @property
+    def found_architecture(self) -> Architecture:
+        """With as many heads as were found."""
+        return self.architecture.with_heads(self.layer.n_heads)
+
+    @cached_property
+    def class_of_layer(self) -> Architecture:
+        """The class of layers it is judged in."""
+        architecture = self.found_architecture
+        if not architecture.contains(self.layer):  # a learner that does not keep to the rank
+            architecture = architecture.with_any_rank()
+        return architecture
+
+    @cached_property
+    def counting_limit(self) -> float:
+        """Of the heads asked for, or of those found where their number was open."""
+        open_count = self.architecture.n_heads is None
+        asked = self.found_architecture if open_count else self.architecture
+        return self.subsets.every.counting_limit(asked)
+
+    @cached_property
+    def equations(self) -> float:
+        """Independent equations over unknowns, of the scarcest kind."""
+        if self.information is None:
+            return math.inf
+        of_all = self.information.examples / self.counting_limit
+        if self.architecture.attention is not None:  # of its unknowns no kinds are known
+            return of_all
+        return min(of_all, self.information.about_attention(self.found_architecture))
+
+    @cached_property
+    def train_residuals(self) -> Residuals:
+        return self._residuals(self.subsets.train)
+
+    @cached_property
+    def certify_residuals(self) -> Residuals | None:
+        """None where no example could be spared."""
+        certify = self.subsets.certify
+        return None if certify is None else self._residuals(certify)
+
+    @cached_property
+    def all_residuals(self) -> Residuals | None:
+        """Of every example; None where the working set is all of them. Cost: a pass over all."""
+        return self._residuals(self.subsets.every) if self.subsets.has_more else None
+
+    def _residuals(self, examples: Examples) -> Residuals:
+        return measure_residuals(self.layer, examples, self.label_precision)
+
+    @cached_property
+    def certificate(self) -> Certificate | None:
+        """What `certify` says of the layer within its class; None where no example was spared."""
+        residuals = self.certify_residuals
+        if residuals is None:
+            return None
+        return make_certificate(self.layer, residuals, self.train, self.class_of_layer)
+
+    @property
+    def is_certified(self) -> bool:
+        return self.certificate is not None and self.certificate.recovered
+
+    @cached_property
+    def train_null_dimension(self) -> int:
+        """Directions that the inputs of `train` leave open; 0 where the layer is too large."""
+        spectrum = measure_spectrum(self.layer, self.train, self.architecture)
+        return 0 if spectrum is None else spectrum.null_dimension
+
+    @cached_property
+    def gain_of_one_more_head(self) -> float | None:
+        """Share of the error on `certify` that one more head removes; see `one_more_head`. It is
+        0 where attention has no softmax heads, of which one could be missing."""
+        certify, residuals, layer = self.subsets.certify, self.certify_residuals, self.layer
+        if certify is None or residuals is None:
+            return None
+        if not isinstance(layer, AttentionLayer):
+            return 0.0
+        return one_more_head(
+            layer, self.train, certify, self.architecture, self.run, residuals=residuals
+        )
+
+    @cached_property
+    def residual_dependence(self) -> float:
+        """Standard deviations above noise; see `residual_dependence_test`."""
+        return residual_dependence_test(self.layer, self.train, self.run.seed)

@@ -1,0 +1,53 @@
+"""How well a candidate explains what it was fitted to, and what it was not."""
+
+import enum
+
+from mhalearn.judge.evidence import Evidence
+from mhalearn.judge.residuals import Residuals
+
+# A layer that leaves more than this share of the label energy unexplained is not a fit.
+_HOPELESS = 0.5
+# A residual less than this factor above the labels' precision, and below this size, may be
+# rounding, made larger by unknowns the examples hardly see.
+_NEAR = 1e3
+_NEARLY = 1e-2
+
+
+class Fit(enum.Enum):
+    """One of five, by the residuals on `train` and on `certify`."""
+
+    EXACT = "both to the precision of the labels"
+    NEAR = "certify nearly to the precision of the labels"
+    TRAIN_ONLY = "train to the precision of the labels, certify not"
+    HOPELESS = "neither: most of the label energy is left"
+    PARTIAL = "neither, but most of the label energy"
+
+
+def classify_fit(evidence: Evidence) -> Fit | None:
+    """Which of them it is; None where no example could be spared to certify with."""
+    train, certify = evidence.train_residuals, evidence.certify_residuals
+    if certify is None:
+        return None
+    if train.exact and certify.exact:
+        return Fit.EXACT
+    if is_near(certify):
+        return Fit.NEAR
+    if train.exact:
+        return Fit.TRAIN_ONLY
+    return Fit.HOPELESS if certify.root_relative**2 > _HOPELESS else Fit.PARTIAL
+
+
+def is_near(residuals: Residuals) -> bool:
+    """Whether they are so near the precision of the labels that they may be rounding."""
+    return residuals.root_relative <= min(_NEAR * residuals.floor, _NEARLY)
+
+
+def is_certified_exact(evidence: Evidence) -> bool:
+    """Whether the certificate says recovered, and `train` does not contradict it."""
+    return evidence.is_certified and evidence.train_residuals.exact
+
+
+def describe_error(evidence: Evidence) -> str:
+    """The error on `certify`, where there is one."""
+    assert evidence.certify_residuals is not None
+    return f"relative squared error {evidence.certify_residuals.root_relative**2:.2g}"

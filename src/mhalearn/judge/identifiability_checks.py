@@ -1,0 +1,136 @@
+"""Checks of layers that explain the examples exactly: does another one, too?"""
+
+from mhalearn.data.input_information import ENOUGH_EQUATIONS
+from mhalearn.judge.certificate import RESOLVED, Certificate
+from mhalearn.judge.evidence import Evidence
+from mhalearn.judge.finding import Found, check
+from mhalearn.judge.fit_quality import Fit, classify_fit, is_certified_exact
+from mhalearn.run.outcome import Outcome
+
+
+@check("family of layers, by the inputs to fit", expensive=True)
+def family_without_certificate(evidence: Evidence) -> Found | None:
+    """Directions that `train` leaves open, where no example was spared. Cost: a spectrum."""
+    if evidence.subsets.certify is not None or not evidence.train_residuals.exact:
+        return None
+    null = evidence.train_null_dimension
+    return _family(evidence, null) if null else None
+
+
+@check("surplus heads")
+def surplus_heads(evidence: Evidence) -> Found | None:
+    """Fewer heads than asked for explain everything: the others may be anything."""
+    found, asked = evidence.layer.n_heads, evidence.architecture.n_heads
+    if not is_certified_exact(evidence) or asked is None or asked == found:
+        return None
+    dimension = _surplus_dimension(evidence)
+    return (
+        Outcome.NOT_IDENTIFIED,
+        f"{found} heads explain the examples exactly, so a family of layers with {asked} heads "
+        f"does too (dimension at least {dimension}): ask for n_heads={found}",
+        {"heads_found": found, "heads_asked": asked, "dimension": dimension},
+    )
+
+
+@check("too few equations")
+def too_few_equations(evidence: Evidence) -> Found | None:
+    """Labels are met exactly by chance where independent equations are no more than unknowns."""
+    if not is_certified_exact(evidence) or evidence.equations >= ENOUGH_EQUATIONS:
+        return None
+    return (
+        Outcome.FITTED,
+        f"the inputs hold {evidence.equations:.2f} times as many independent equations as "
+        "unknowns (mirror images, near copies and repeated tokens ask nothing new): labels "
+        "that no layer made would be met as well",
+        {"equations_over_unknowns": evidence.equations},
+    )
+
+
+@check("central symmetry")
+def central_symmetry(evidence: Evidence) -> Found | None:
+    """See `Information`. With two tokens the function is recovered, and said to be one."""
+    if not is_certified_exact(evidence) or not is_symmetric(evidence) or _has_two_tokens(evidence):
+        return None
+    return (
+        Outcome.NOT_IDENTIFIED,
+        "the tokens of every row are symmetric about their mean, as two tokens are, and "
+        "opposite attention mirrors it: other heads make the same outputs here",
+        {},
+    )
+
+
+@check("rank not certain")
+def rank_not_certain(evidence: Evidence) -> Found | None:
+    """The randomised rank test did not exclude open directions."""
+    certificate = _uncertified(evidence)
+    if certificate is None or certificate.null_dimension is not None:
+        return None
+    return Outcome.FITTED, certificate.reason, {}
+
+
+@check("parameter not resolved")
+def parameter_not_resolved(evidence: Evidence) -> Found | None:
+    """The residual, though at the precision of the labels, leaves a parameter room."""
+    certificate = _uncertified(evidence)
+    if certificate is None or certificate.null_dimension != 0 or _is_resolved(certificate):
+        return None
+    bound = certificate.parameter_bound
+    return (
+        Outcome.NOT_IDENTIFIED,
+        certificate.reason,
+        {} if bound is None else {"parameter_bound": bound},
+    )
+
+
+@check("sign symmetry")
+def sign_symmetry(evidence: Evidence) -> Found | None:
+    """Heads of opposite sign, Theta and W, explain the labels as well."""
+    certificate = _uncertified(evidence)
+    if certificate is None or certificate.null_dimension != 0 or not _is_resolved(certificate):
+        return None
+    return Outcome.NOT_IDENTIFIED, certificate.reason, {}
+
+
+@check("family of layers")
+def family_of_layers(evidence: Evidence) -> Found | None:
+    """The Jacobian has a null space."""
+    certificate = _uncertified(evidence)
+    if certificate is None or not certificate.null_dimension:
+        return None
+    return _family(evidence, certificate.null_dimension)
+
+
+def is_symmetric(evidence: Evidence) -> bool:
+    return evidence.information is not None and evidence.information.centrally_symmetric
+
+
+def _has_two_tokens(evidence: Evidence) -> bool:
+    return evidence.train.k <= 2 or int(evidence.train.arrays().lengths.max()) <= 2
+
+
+def _uncertified(evidence: Evidence) -> Certificate | None:
+    """The certificate of a layer that is exact on all subsets and yet not recovered."""
+    uncertified = not evidence.is_certified and classify_fit(evidence) is Fit.EXACT
+    return evidence.certificate if uncertified else None
+
+
+def _is_resolved(certificate: Certificate) -> bool:
+    return certificate.parameter_bound is not None and certificate.parameter_bound <= RESOLVED
+
+
+def _family(evidence: Evidence, null: int) -> Found:
+    surplus = _surplus_dimension(evidence)
+    at_least = "at least " if surplus else ""
+    return (
+        Outcome.NOT_IDENTIFIED,
+        f"a family of layers of dimension {at_least}{null + surplus} fits the examples exactly",
+        {"dimension": null + surplus},
+    )
+
+
+def _surplus_dimension(evidence: Evidence) -> int:
+    """Heads asked for beyond those found have any attention, or any share of another's W."""
+    asked = evidence.architecture.n_heads
+    surplus = 0 if asked is None else max(0, asked - evidence.layer.n_heads)
+    one = evidence.architecture.with_heads(1).count_by_kind()
+    return surplus * max(one.attention, one.w)

@@ -1,0 +1,124 @@
+"""The learners that come with the package, on one screen: their names and what they can do.
+
+Their numerics are imported when they are first asked to learn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mhalearn.learners.options import (
+    AdamOptions,
+    ChenLiOptions,
+    LbfgsOptions,
+    LinearOptions,
+    NewtonOptions,
+)
+from mhalearn.learners.protocol import Learner
+
+if TYPE_CHECKING:
+    from mhalearn.data import Examples
+    from mhalearn.layer.architecture import Architecture
+    from mhalearn.run.outcome import Candidate
+    from mhalearn.run.run import Run
+
+
+class _SoftmaxOnly(Learner):
+    """A learner that is written for softmax heads, by their matrices."""
+
+    def supports(self, architecture: Architecture) -> str | None:
+        if architecture.attention is None:
+            return None
+        return f"method {self.name!r} learns softmax heads and no other attention; use newton"
+
+
+class Newton(Learner):
+    """The exact solver: random starts, ridge continuation, Gauss-Newton, model selection."""
+
+    name = "newton"
+    title = "Newton: the exact solver"
+    color = "#1b6ca8"
+    options = NewtonOptions
+    counts_heads = True
+    accepts_start = True
+
+    def learn(
+        self, examples: Examples, architecture: Architecture, run: Run, options: NewtonOptions
+    ) -> Candidate:
+        from mhalearn.learners.newton.learner import learn_newton
+
+        return learn_newton(examples, architecture, run, options)
+
+
+class ChenLi(_SoftmaxOnly):
+    """The six phases of Chen & Li, which end where polish begins."""
+
+    name = "sculpt"
+    title = "Sculpt: phases of Chen & Li"
+    color = "#7a9e3d"
+    options = ChenLiOptions
+    streams = True
+    counts_heads = True
+    needs_polish = True
+
+    def supports(self, architecture: Architecture) -> str | None:
+        for name in ("bias", "causal", "head_dim"):
+            if given := getattr(architecture, name):
+                return f"{name}={given}: the paper's phases do not know it; use newton"
+        return super().supports(architecture)
+
+    def learn(
+        self, examples: Examples, architecture: Architecture, run: Run, options: ChenLiOptions
+    ) -> Candidate:
+        from mhalearn.learners.chen_li.learner import learn_chen_li
+
+        return learn_chen_li(examples, architecture, run, options)
+
+
+class Adam(_SoftmaxOnly):
+    """Adam on all parameters at once, from several random starts."""
+
+    name = "adam"
+    title = "Adam"
+    color = "#e07b39"
+    options = AdamOptions
+
+    def learn(
+        self, examples: Examples, architecture: Architecture, run: Run, options: AdamOptions
+    ) -> Candidate:
+        from mhalearn.learners.baselines.adam import learn_adam
+
+        return learn_adam(examples, architecture, run, options)
+
+
+class Lbfgs(_SoftmaxOnly):
+    """L-BFGS on all parameters at once, from several random starts."""
+
+    name = "lbfgs"
+    title = "L-BFGS"
+    color = "#b3589a"
+    options = LbfgsOptions
+
+    def learn(
+        self, examples: Examples, architecture: Architecture, run: Run, options: LbfgsOptions
+    ) -> Candidate:
+        from mhalearn.learners.baselines.lbfgs import learn_lbfgs
+
+        return learn_lbfgs(examples, architecture, run, options)
+
+
+class Linear(_SoftmaxOnly):
+    """A linear-attention student read as a softmax layer: exact for none, a start for polish."""
+
+    name = "linear"
+    title = "Linear attention"
+    color = "#555555"
+    options = LinearOptions
+    consistent = False
+
+    def learn(
+        self, examples: Examples, architecture: Architecture, run: Run, options: LinearOptions
+    ) -> Candidate:
+        from mhalearn.learners.baselines.linear import learn_linear
+
+        return learn_linear(examples, architecture, run, options)

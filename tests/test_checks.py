@@ -1,0 +1,498 @@
+"""Each check by itself, on evidence that was put together by hand: what it finds, and what not."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from mhalearn.data import Examples
+from mhalearn.data.input_information import Information
+from mhalearn.data.inputs import sample_inputs
+from mhalearn.judge import checks
+from mhalearn.judge.certificate import Certificate
+from mhalearn.judge.evidence import Evidence
+from mhalearn.judge.finding import Check, Finding, check
+from mhalearn.judge.fit_quality import Fit, classify_fit
+from mhalearn.judge.residuals import Residuals
+from mhalearn.judge.subsets import Subsets
+from mhalearn.judge.verdict import judge
+from mhalearn.layer.random_layers import random_layer
+from mhalearn.run.outcome import Candidate, Outcome
+from mhalearn.run.run import Run
+
+LAYER = random_layer(2, 4, seed=3)
+X = sample_inputs("gaussian", 12, 4, 4, seed=1)
+EXAMPLES = Examples(X, LAYER(X))
+PAIRS = Examples(X[:, :2], LAYER(X[:, :2]))
+
+FITTED, STUCK, RECOVERED = Outcome.FITTED, Outcome.STUCK, Outcome.RECOVERED
+NOT_IDENTIFIED = Outcome.NOT_IDENTIFIED
+
+
+def residuals(root=1e-15, *, exact=None, precision="float64", rounding=0.0, n=12, worst=None):
+    unit = float(np.finfo(precision).eps)
+    floor = 16 * unit + 1e-12
+    relative = np.full(n, root)
+    if worst is not None:
+        relative[0] = worst
+    return Residuals(
+        squared=relative**2,
+        relative=relative,
+        root_relative=root,
+        label_norm=1.0,
+        noise_level=root,
+        precision=precision,
+        unit=unit,
+        rounding=rounding,
+        floor=floor,
+        exact=root <= floor if exact is None else exact,
+    )
+
+
+def certificate(*, recovered=False, null=0, bound=1e-9, reason="the certificate's reason"):
+    return Certificate(
+        recovered=recovered,
+        reason=reason,
+        relative_mse=0.0,
+        floor=1e-12,
+        label_precision="float64",
+        noise_level=0.0,
+        n_examples=12,
+        n_seen=0,
+        delta=0.05,
+        threshold=1e-6,
+        n_exceeding=0,
+        tail_bound=0.2,
+        spectrum=None,
+        null_dimension=null,
+        parameter_bound=bound,
+        intervals=None,
+        statement="",
+    )
+
+
+def information(rows=48, *, symmetric=False, others=3):
+    return Information(
+        group_of=np.arange(12),
+        rows=rows,
+        row_length=4.0,
+        others=np.full(rows, others),
+        centrally_symmetric=symmetric,
+    )
+
+
+class Untouchable:
+    """Evidence that must not be asked for."""
+
+
+def known(
+    *,
+    asked=2,
+    outcome=FITTED,
+    reason="",
+    certify=EXAMPLES,
+    train=EXAMPLES,
+    run=None,
+    more=False,
+    polished=True,
+    inputs=None,
+    **facts,
+):
+    """Evidence whose measurements are given; an exact fit unless they say otherwise."""
+    every = Examples(np.concatenate([X, X]), np.concatenate([LAYER(X)] * 2)) if more else train
+    evidence = Evidence(
+        Candidate(LAYER, outcome, reason),
+        train.architecture(asked),
+        Subsets(every, train, train, certify),
+        run or Run(),
+        information=inputs,
+        polished=polished,
+    )
+    facts = {
+        "train_residuals": residuals(),
+        "certify_residuals": None if certify is None else residuals(),
+        "all_residuals": residuals(n=24) if more else None,
+        "certificate": None if certify is None else certificate(recovered=True),
+        "train_null_dimension": 0,
+        "gain_of_one_more_head": 0.0,
+        "residual_dependence": 0.0,
+    } | facts
+    vars(evidence).update(facts)  # where a cached property keeps what it measured
+    return evidence
+
+
+NOISY = {
+    "train_residuals": residuals(0.01),
+    "certify_residuals": residuals(0.011),
+    "certificate": certificate(),
+}
+COARSE = {
+    "train_residuals": residuals(1e-6, precision="float32", rounding=4e-8),
+    "certify_residuals": residuals(1e-6, precision="float32", rounding=4e-8),
+}
+UNCERTIFIED = {"certificate": certificate()}
+
+
+FOUND = [
+    (
+        "too few examples",
+        {"inputs": information(rows=8)},
+        Outcome.TOO_FEW_EXAMPLES,
+        "as much as 2 distinct ones; the counting limit of this layer is 4.0",
+        {"examples": 2.0, "counting_limit": 4.0},
+    ),
+    (
+        "time limit",
+        {**UNCERTIFIED, "time_is_up": True},
+        Outcome.TIME_LIMIT,
+        Outcome.TIME_LIMIT.explanation,
+        {},
+    ),
+    (
+        "time limit",
+        {**NOISY, "outcome": Outcome.TIME_LIMIT, "reason": "time was up"},
+        Outcome.TIME_LIMIT,
+        "time was up",
+        {},
+    ),
+    (
+        "not finite",
+        {**NOISY, "outcome": Outcome.NONFINITE},
+        Outcome.NONFINITE,
+        Outcome.NONFINITE.explanation,
+        {},
+    ),
+    (
+        "search stuck",
+        {**NOISY, "outcome": STUCK, "reason": "phase 2 found no hull"},
+        STUCK,
+        "phase 2 found no hull",
+        {},
+    ),
+    (
+        "not polished",
+        {**NOISY, "polished": False},
+        FITTED,
+        "relative squared error inf before polish",
+        {"relative_squared_error": math.inf},
+    ),
+    (
+        "family of layers, by the inputs to fit",
+        {"certify": None, "train_null_dimension": 5},
+        NOT_IDENTIFIED,
+        "a family of layers of dimension 5 fits",
+        {"dimension": 5},
+    ),
+    (
+        "nothing to certify with",
+        {"certify": None, "train_residuals": residuals(0.1)},
+        FITTED,
+        "relative training error 0.01, and no example could be spared",
+        {"relative_training_error": pytest.approx(0.01)},
+    ),
+    (
+        "surplus heads",
+        {"asked": 3},
+        NOT_IDENTIFIED,
+        "2 heads explain the examples exactly, so a family of layers with 3 heads does too "
+        "(dimension at least 16): ask for n_heads=2",
+        {"heads_found": 2, "heads_asked": 3, "dimension": 16},
+    ),
+    (
+        "too few equations",
+        {"inputs": information(), "equations": 1.04},
+        FITTED,
+        "the inputs hold 1.04 times as many independent equations",
+        {"equations_over_unknowns": 1.04},
+    ),
+    (
+        "central symmetry",
+        {"inputs": information(symmetric=True)},
+        NOT_IDENTIFIED,
+        "symmetric about their mean",
+        {},
+    ),
+    (
+        "rank not certain",
+        {"certificate": certificate(null=None, bound=None)},
+        FITTED,
+        "the certificate's reason",
+        {},
+    ),
+    (
+        "parameter not resolved",
+        {"certificate": certificate(bound=0.3)},
+        NOT_IDENTIFIED,
+        "the certificate's reason",
+        {"parameter_bound": 0.3},
+    ),
+    ("sign symmetry", UNCERTIFIED, NOT_IDENTIFIED, "the certificate's reason", {}),
+    (
+        "family of layers",
+        {"certificate": certificate(null=7), "asked": 3},
+        NOT_IDENTIFIED,
+        "a family of layers of dimension at least 23 fits",
+        {"dimension": 23},
+    ),
+    (
+        "contradiction",
+        {"train_residuals": residuals(0.1, worst=0.9)},
+        FITTED,
+        "those to fit are not (0.01, 12 of them off by more than 1e-06)",
+        {"contradicting": 12, "bar": 1e-6},
+    ),
+    (
+        "near the precision",
+        {
+            "train_residuals": residuals(1e-10),
+            "certify_residuals": residuals(1e-10),
+            "certificate": certificate(),
+        },
+        FITTED,
+        "relative squared error 1e-20: not at the precision of the labels, but too near it",
+        {"train_residual": 1e-10},
+    ),
+    (
+        "others not explained",
+        {"certify_residuals": residuals(0.1), "certificate": certificate(null=3)},
+        NOT_IDENTIFIED,
+        "fitted exactly but others are not (relative squared error 0.01), with 3 directions open",
+        {"wrong": 12, "of": 12},
+    ),
+    (
+        "others not explained",
+        {
+            "certify_residuals": dataclasses.replace(
+                residuals(1e-15, worst=0.3), root_relative=0.1, exact=False
+            ),
+            "certificate": certificate(),
+        },
+        FITTED,
+        "1 of 12 held-out ones are not (relative squared error 0.01)",
+        {"wrong": 1, "of": 12},
+    ),
+    (
+        "hopeless",
+        {
+            "train_residuals": residuals(0.9),
+            "certify_residuals": residuals(0.9),
+            "certificate": certificate(),
+        },
+        STUCK,
+        "leaves 81% of the label energy",
+        {"relative_squared_error": pytest.approx(0.81)},
+    ),
+    (
+        "no test for a missing head",
+        {**NOISY, "gain_of_one_more_head": None},
+        FITTED,
+        "relative squared error 0.00012; too few examples to tell noise from a missing head",
+        {},
+    ),
+    (
+        "no test for a missing head",
+        {**COARSE, "gain_of_one_more_head": None},
+        FITTED,
+        "residual 1e-06 is more than the rounding of labels, and the examples are too few",
+        {},
+    ),
+    (
+        "missing head",
+        {**NOISY, "gain_of_one_more_head": 0.4},
+        STUCK,
+        "of which one more head explains 40%",
+        {"gain": 0.4},
+    ),
+    (
+        "missing head",
+        {**NOISY, "certify_residuals": residuals(1e-3), "gain_of_one_more_head": 0.4},
+        FITTED,
+        "relative squared error 1e-06, of which one more head explains 40%",
+        {"gain": 0.4},
+    ),
+    (
+        "missing head",
+        {**COARSE, "gain_of_one_more_head": 0.4},
+        FITTED,
+        "more than the rounding of labels, and one more head explains 40% of its square",
+        {"gain": 0.4},
+    ),
+    (
+        "no time for tests",
+        {**COARSE, "run": Run(1e-9)},
+        FITTED,
+        "the time limit came before a missing head was excluded",
+        {},
+    ),
+    (
+        "residual dependence",
+        {**NOISY, "residual_dependence": 30.0},
+        STUCK,
+        "depends on the inputs (30 standard deviations above noise) and not like one more head",
+        {"deviations": 30.0},
+    ),
+    (
+        "residual dependence",
+        {**COARSE, "residual_dependence": 30.0},
+        FITTED,
+        "and depends on the inputs (30 standard deviations above noise)",
+        {"deviations": 30.0},
+    ),
+    (
+        "noise",
+        NOISY,
+        FITTED,
+        "relative squared error 0.00012; the rest looks like noise",
+        {"relative_squared_error": pytest.approx(1.21e-4)},
+    ),
+    ("recovered", {}, RECOVERED, "the certificate's reason", {"train_residual": 1e-15}),
+    ("recovered", COARSE, RECOVERED, "8.4 units in their last place, no test explains", None),
+    (
+        "recovered",
+        {"inputs": information(symmetric=True), "train": PAIRS, "certify": PAIRS},
+        RECOVERED,
+        "with two tokens other heads can make the same one",
+        None,
+    ),
+    (
+        "recovered",
+        {"train_residuals": residuals(9e-13)},
+        RECOVERED,
+        "a head as small as that would not be seen",
+        None,
+    ),
+    (
+        "all examples",
+        {"more": True, "all_residuals": residuals(0.1, n=24)},
+        FITTED,
+        "12 random examples are explained exactly, all 24 are not (relative squared error 0.01, "
+        "24 of them off by more than 1e-06)",
+        {"wrong": 24, "bar": 1e-6},
+    ),
+    (
+        "all examples",
+        {**NOISY, "more": True, "all_residuals": residuals(0.01, n=24, worst=2.0)},
+        FITTED,
+        "relative squared error 0.0001 over all examples, of which 1 are off by more than 10 times "
+        "the median; fitted to 12 of 24 examples",
+        {"outliers": 1},
+    ),
+]
+NAMED = {check.name: check for check in (*checks.CHECKS, *checks.OBJECTIONS)}
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "outcome", "words", "numbers"),
+    [pytest.param(*row, id=f"{row[0]} {i}") for i, row in enumerate(FOUND)],
+)
+def test_a_check_finds_what_it_is_named_after_and_it_decides(name, facts, outcome, words, numbers):
+    finding = NAMED[name](known(**facts))
+    assert finding.name == name
+    assert finding.outcome is outcome
+    assert words in finding.sentence
+    if numbers is not None:
+        assert finding.numbers == numbers
+    verdict = judge(known(**facts))
+    assert verdict.findings[0] == finding
+    assert (verdict.outcome, verdict.reason) == (outcome, finding.sentence)
+    json.dumps([finding.to_dict() for finding in verdict.findings], allow_nan=False)
+
+
+def test_every_check_is_in_the_table():
+    assert {row[0] for row in FOUND} == set(NAMED)
+    assert len(NAMED) == len(checks.CHECKS) + len(checks.OBJECTIONS)
+
+
+@pytest.mark.parametrize("check", NAMED.values(), ids=NAMED)
+def test_an_exact_fit_that_is_certified_is_found_nothing_against(check):
+    found = check(known(more=True, inputs=information()))
+    assert (found is None) == (check.name != "recovered")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"outcome": STUCK},
+        {"outcome": Outcome.NONFINITE},
+        {"outcome": Outcome.TIME_LIMIT},
+        {"time_is_up": True},
+        {"polished": False},
+    ],
+)
+def test_how_the_search_ended_is_no_matter_where_the_layer_is_certified(facts):
+    assert judge(known(**facts)).outcome is RECOVERED
+
+
+@pytest.mark.parametrize(
+    ("train", "certify", "expected"),
+    [
+        (residuals(), residuals(), Fit.EXACT),
+        (residuals(1e-10), residuals(1e-10), Fit.NEAR),
+        (residuals(0.1), residuals(), Fit.NEAR),
+        (residuals(), residuals(0.1), Fit.TRAIN_ONLY),
+        (residuals(), residuals(0.9), Fit.TRAIN_ONLY),
+        (residuals(0.1), residuals(0.9), Fit.HOPELESS),
+        (residuals(0.9), residuals(0.1), Fit.PARTIAL),
+        (residuals(0.1), None, None),
+    ],
+)
+def test_fits_are_of_five_kinds(train, certify, expected):
+    evidence = known(train_residuals=train, certify_residuals=certify)
+    assert classify_fit(evidence) is expected
+
+
+# The order, and what is asked
+
+
+def test_all_cheap_findings_are_kept_and_the_first_decides():
+    verdict = judge(known(asked=3, inputs=information(rows=8), equations=0.5))
+    names = [finding.name for finding in verdict.findings]
+    assert names == ["too few examples", "surplus heads", "too few equations"]
+    assert verdict.outcome is Outcome.TOO_FEW_EXAMPLES
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {**NOISY, "outcome": STUCK},
+        {**NOISY, "time_is_up": True},
+        {"asked": 3},
+        {"certificate": certificate(null=7)},
+        {"train_residuals": residuals(0.9), "certify_residuals": residuals(0.9)},
+    ],
+)
+def test_what_is_expensive_is_not_asked_where_something_cheap_decides(facts):
+    evidence = known(**facts, more=True)
+    for name in ("gain_of_one_more_head", "residual_dependence", "train_null_dimension"):
+        vars(evidence)[name] = Untouchable()  # comparing it raises
+    if judge(evidence).outcome in (STUCK, NOT_IDENTIFIED, Outcome.TIME_LIMIT):
+        vars(evidence)["all_residuals"] = Untouchable()
+        judge(evidence)
+
+
+def test_a_missing_head_spares_the_test_of_dependence():
+    evidence = known(**NOISY, gain_of_one_more_head=0.5)
+    vars(evidence)["residual_dependence"] = Untouchable()
+    assert judge(evidence).findings[0].name == "missing head"
+
+
+def test_an_objection_overrules_what_speaks_for_the_layer_and_nothing_else():
+    objecting = {"more": True, "all_residuals": residuals(0.1, n=24)}
+    over = judge(known(**objecting))
+    assert [finding.name for finding in over.findings] == ["all examples", "recovered"]
+    assert over.outcome is FITTED
+    stands = judge(known(asked=3, **objecting))
+    assert [finding.name for finding in stands.findings] == ["surplus heads"]
+
+
+def test_a_check_of_one_s_own_is_a_function_with_a_name():
+    @check("tuesday")
+    def tuesday(evidence):
+        return STUCK, "it is Tuesday", {"day": 2}
+
+    assert isinstance(tuesday, Check)
+    verdict = judge(known(), (tuesday, *checks.CHECKS))
+    assert verdict.findings == (Finding("tuesday", STUCK, "it is Tuesday", {"day": 2}),)
+    assert judge(known(), (*checks.CHECKS, tuesday)).outcome is RECOVERED
