@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
 # Shapes and types are checked in the tests, not for users; the hook must come before the package.
@@ -23,9 +22,7 @@ _CACHE = pytest.StashKey[str]()
 def pytest_configure(config: pytest.Config) -> None:
     """Workers and the processes that tests start inherit what is set here; JAX reads it once."""
     assert "jax" not in sys.modules
-    if (
-        "JAX_COMPILATION_CACHE_DIR" not in os.environ
-    ):  # new in each session, and shared by all in it
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # new in each session
         config.stash[_CACHE] = tempfile.mkdtemp(prefix="mhalearn-tests-")
         os.environ["JAX_COMPILATION_CACHE_DIR"] = config.stash[_CACHE]
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -53,15 +50,3 @@ def _xla_knows(flag: str) -> bool:
         with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as m:
             return m.find(flag.encode()) >= 0
     return False
-
-
-@pytest.fixture(autouse=True)
-def shapes_are_checked(request: pytest.FixtureRequest):
-    """At every call, except in tables of whole fits, marked `unchecked`.
-
-    The unit tests of the same functions check them; a fit calls them thousands of times.
-    """
-    unchecked = request.node.get_closest_marker("unchecked") is not None
-    jaxtyping_config.update("jaxtyping_disable", unchecked)
-    yield
-    jaxtyping_config.update("jaxtyping_disable", False)

@@ -8,11 +8,12 @@ from mhalearn.solvers.gauss_newton_factored import _gauss_newton, polish_heads
 from oracles import narrow_layer
 
 from mhalearn import AttentionRegressor, compare, sample_inputs
-from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.programs import float64, in_float64
 from mhalearn.data import Examples
 from mhalearn.layer import factored as narrow
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.factored import (
+    Factored,
     Factors,
     apply_heads,
     guess_heads,
@@ -21,6 +22,7 @@ from mhalearn.layer.factored import (
     to_heads,
     to_layer,
 )
+from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.newton import many
 from mhalearn.learners.newton.factored import learn_once
 from mhalearn.run.outcome import Outcome
@@ -149,10 +151,23 @@ def test_a_student_that_diverges_is_a_numerical_outcome(monkeypatch):
 
 
 def test_surplus_heads_beyond_those_asked_for_are_dropped_with_their_vectors():
+    """The largest stay, each with its own key vector, and the bias, which is no head's."""
     layer = narrow_layer(3, 32, 4, bias=True)
-    problem = make_problem(examples_of(layer, 300), 2, bias=True, causal=False, narrow=True)
-    learned = learn_once(problem, problem, Run(), n_heads=2, head_dim=4, seed=0, attempt=0)
+    examples = examples_of(layer, 300)
+    two = examples.architecture(2, head_dim=4, bias=True)
+    problem = make_problem(examples, Factored(two))
+    learned = learn_once(problem, problem, Run(), most=2, attempt=0, steps=400)
     assert learned.n_heads == 2
+    x, y, _ = examples.arrays()
+    assert 0 < np.sum((learned(x) - y) ** 2) < 0.3 * np.sum(y**2)
+    with float64():
+        heads = Factored(two.with_heads(3)).from_layer(layer, problem.units)
+        kept = problem.to_layer(merge_heads(heads, 0.0, 0.01, most=2))
+    largest = np.argsort(-np.linalg.norm(layer.w, axis=(1, 2)))[:2]
+    expected = AttentionLayer(
+        layer.theta[largest], layer.w[largest], layer.key_vector[largest], layer.out_bias
+    )
+    assert compare(kept, expected).max_error < 1e-12
 
 
 @in_float64
