@@ -31,6 +31,7 @@ from benchmarks.studies import frontier, noise, real
 from benchmarks.studies.first import recover
 from benchmarks.studies.speed import entries
 from mhalearn.hardness.curve import Cell, asdict, measure_cost
+from mhalearn.learners import Adam, Lbfgs, Newton, list_learners
 
 PAGE = DOCS / "bench.md"
 COMMITTED = RESULTS / "bench.json"
@@ -138,12 +139,13 @@ def every_method(ledger: Ledger) -> Figures:
     """Held-out error of each learner of mhalearn as it is, without polish, the worse of two
     teachers; twenty seconds each."""
     found: Figures = []
-    for method in ("newton", "sculpt", "adam", "lbfgs", "linear"):
+    for learner in list_learners():
+        method = learner.name
         key = {"suite": "every method", "method": method}
         rows = warm(ledger, key, 2, partial(held_out, method))
         errors = [float("inf") if row.get("error") is None else row["error"] for row in rows]
         what = f"2 heads, d = 8, k = 3, N = 20000, scale 4, {method}"
-        kind, guarded = "relative squared error", method not in ("adam", "lbfgs")
+        kind, guarded = "relative squared error", not isinstance(learner, Adam | Lbfgs)
         found.append(figure("every method", what, kind, max(errors), None, ends_of(rows), guarded))
     return found
 
@@ -164,13 +166,13 @@ def hard(ledger: Ledger) -> Figures:
     the counting limit of examples and, if that fails, with 128 times."""
     found: Figures = []
     for family in ("parity", "generic"):
-        for method in ("newton", "adam"):
+        for method in (Newton.name, Adam.name):
             cell = Cell(family, 2, 8, method)
             key = {"suite": "hard"} | asdict(cell)
             rows = warm(ledger, key, 3, lambda seed, c=cell: asdict(measure_cost(c, seed, 5.0)))
             count = sum(bool(row.get("learned")) for row in rows)
             what = f"{family}, 2 heads, d = 8, {method}"
-            guarded = method == "newton"
+            guarded = method == Newton.name
             found.append(figure("hard", what, "learned", count, 3, ends_of(rows), guarded))
     return found
 

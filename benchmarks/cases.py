@@ -16,9 +16,12 @@ from benchmarks.ledger import Record, finite
 from mhalearn._runtime.programs import float64
 from mhalearn.layer.attention import residual
 from mhalearn.layer.batches import Chunk
+from mhalearn.layer.dense import Dense
+from mhalearn.learners import Learner
 from mhalearn.learners.baselines.student import random_student, student_rng
+from mhalearn.learners.options import find_options
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import relative_error
+from mhalearn.solvers.polish import relative_error
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 GOAL = 1e-20  # relative squared training error
@@ -39,8 +42,7 @@ class Case(NamedTuple):
     @property
     def counting_limit(self) -> float:
         """Examples below which no method could determine the layer."""
-        x = np.ones((1, self.k, self.d))
-        return mha.Examples(x, x).counting_limit(self.m)
+        return mha.Architecture(self.d, self.m).counting_limit(self.k)
 
     def draw(self, seed: int) -> tuple[mha.AttentionLayer, np.ndarray, np.ndarray]:
         layer = mha.random_layer(n_heads=self.m, d=self.d, scale=self.scale, seed=seed)
@@ -73,21 +75,22 @@ Method = Callable[[Case, int, float], Arrival]  # case, seed, seconds
 
 
 def by_learner(
-    learn: Callable[..., Any], case: Case, seed: int, limit: float, **options: Any
+    learner: Learner, case: Case, seed: int, limit: float, options: Any = None
 ) -> Arrival:
-    """Time one of mhalearn's learners by its trace; start again from another seed if need be.
+    """Time a learner by its trace; start again from another seed if need be.
 
     An arrival counts only if the layer that came back explains all examples, up to a factor for
     those that were held out.
     """
     _, x, y = case.draw(seed)
     examples, trace = mha.Examples(x, y), Run(limit)
-    shared = {"n_heads": case.m, "bias": False, "causal": False, "head_dim": None, "trace": trace}
+    architecture, options = examples.architecture(case.m), find_options(learner, options)
     starts = 0
     reached: list[float] = []
     with threadpool_limits(1, user_api="blas"):
         while not reached and not trace.is_over():
-            layer = learn(examples, seed=seed + 10_000 * starts, **shared, **options).layer
+            trace.seed = seed + 10_000 * starts
+            layer = learner.learn(examples, architecture, trace, options).layer
             starts += 1
             if relative_error(layer, examples) <= 100 * GOAL:
                 # A sketch is a fit of some of the examples; the choice after it is by others.
@@ -127,11 +130,11 @@ class Starts:
 
     def __init__(self, examples: mha.Examples, m: int, seed: int, causal: bool = False) -> None:
         self.m, self.seed = m, seed
-        self.problem = make_problem(examples, m, bias=False, causal=causal)
+        self.problem = make_problem(examples, Dense(examples.architecture(m, causal=causal)))
         self.data = jax.tree.map(lambda leaf: jnp.concatenate(list(leaf)), self.problem.data)
 
     def draw(self, number: int) -> Start:
-        student = random_student(self.problem, self.m, None, student_rng(self.seed, 1, number))
+        student = random_student(self.problem, student_rng(self.seed, 1, number))
         flat = np.concatenate([np.ravel(student["theta"]), np.ravel(student["w"])])
         return Start(self.problem, self.data, jnp.asarray(self.problem.energy), flat)
 

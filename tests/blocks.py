@@ -14,6 +14,12 @@ def find_blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(python|bash)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
+def find_file(code: str) -> str | None:
+    """The name of the file that a block is, where it begins with it as a comment."""
+    named = re.match(r"# (\w+\.py)\n", code)
+    return named and named[1]
+
+
 def run_block(language: str, code: str, folder: Path) -> None:
     """Run a block in a process of its own; fails, with what it printed, if it does."""
     command = [sys.executable, "-c", code] if language == "python" else ["bash", "-ec", code]

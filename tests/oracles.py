@@ -38,8 +38,8 @@ def attention_layer(
     return outputs
 
 
-def counting_limit(lengths, d, e, heads, *, bias=False, head_dim=None) -> float:
-    """N_min by counting, one head and one example at a time."""
+def counting_limit(lengths, d, e, heads, *, bias=False, head_dim=None, causal=False) -> float:
+    """N_min by counting, one head, one example and one row at a time."""
     ranks = [min(d if head_dim is None else head_dim, e) for _ in range(heads)]
     inside = min(e, sum(ranks))
 
@@ -52,10 +52,23 @@ def counting_limit(lengths, d, e, heads, *, bias=False, head_dim=None) -> float:
             count += theta + rank * (d + width - rank) + (v if bias else 0)
         return count
 
-    rows = sum(lengths) / len(lengths)
-    about_theta = sum(n * min(inside, heads * (n - 1)) for n in lengths) / len(lengths)
-    least = unknowns(e) / (rows * e), unknowns(inside) / (rows * inside)
-    return max(*least, heads * theta / about_theta)
+    def told_by_one_token(width: int) -> int:
+        """The sum of all W, and c: rows that see one token say nothing else."""
+        rank = min(d, width, sum(ranks))
+        return rank * (d + width - rank) + (width if bias else 0)
+
+    rows = mixing = about_attention = 0
+    for n in lengths:
+        for r in range(n):
+            others = r if causal else n - 1
+            rows += 1
+            mixing += others > 0
+            about_attention += min(inside, heads * others)
+    limits = [heads * (theta + (v if bias else 0)) / about_attention]
+    for width in (e, inside):
+        limits.append(unknowns(width) / (rows * width))
+        limits.append((unknowns(width) - told_by_one_token(width)) / (mixing * width))
+    return len(lengths) * max(limits)
 
 
 def narrow_layer(n_heads, d=64, rank=8, *, bias=False, causal=False, seed=1, out_dim=None):

@@ -21,7 +21,7 @@ from mhalearn.data import examples as examples_module
 from mhalearn.estimator import AttentionRegressor
 from mhalearn.layer.layer import load_layer
 from mhalearn.layer.random_layers import random_layer
-from mhalearn.learners.newton import learner as newton
+from mhalearn.learners import NewtonOptions, Round
 from mhalearn.report.terminal import Progress
 from mhalearn.run import checkpoint as journals
 from mhalearn.run.checkpoint import Checkpoint, generator_from, generator_words
@@ -398,20 +398,25 @@ class Interruptions:
 
 
 SHORT = (
-    newton.Round(1, 4, 1e-2),
-    newton.Round(2, 6, 1e-3, release_steps=3, first_order_steps=1500, hops=3),
-    newton.Round(2, 4, 1e-3, release_steps=2, hops=2, prior=1.3),
+    Round(1, 4, 1e-2),
+    Round(2, 6, 1e-3, release_steps=3, first_order_steps=1500, hops=3),
+    Round(2, 4, 1e-3, release_steps=2, hops=2, prior=1.3),
 )
+ONE = NewtonOptions(plenty=SHORT[:1], scarce=SHORT[:1], brief=SHORT[:1])
 PHASES = mha.Examples.from_callable(
     random_layer(2, 8, scale=4.0, seed=11), "boolean", n=20_000, k=3, d=8, seed=12
 )
 CASES = {
     "newton": (
-        {"n_heads": 2},
+        {"n_heads": 2, "options": NewtonOptions(plenty=SHORT, scarce=SHORT)},
         (X[:20], NOISY[:20]),
         {"round 2, slide", "round 2, hop 3", "round 3, free"},
     ),
-    "auto": ({"n_heads": "auto"}, (X[:9], NOISY[:9]), {"1 heads, brief", "2 heads, patient"}),
+    "auto": (
+        {"n_heads": "auto", "options": ONE},
+        (X[:9], NOISY[:9]),
+        {"1 heads, brief", "2 heads, patient"},
+    ),
     "adam": ({"n_heads": 2, "method": "adam"}, (X, NOISY), {"walk", "start 3"}),
     "lbfgs": ({"n_heads": 2, "method": "lbfgs"}, (X, NOISY), {"walk", "start 5"}),
     "linear": ({"n_heads": 2, "method": "linear"}, (X, NOISY), {"starts"}),
@@ -430,9 +435,6 @@ LONG = ("auto", "sculpt", "lbfgs")
 )
 def test_interrupted_at_every_stage_it_ends_at_the_same_layer(case, tmp_path, monkeypatch):
     settings, data, expected = CASES[case]
-    rounds = SHORT[:1] if case == "auto" else SHORT
-    for name in ("SCARCE", "PLENTY", "BRIEF"):
-        monkeypatch.setattr(newton, name, rounds)
     interruptions = Interruptions(monkeypatch, expected if case == "sculpt" else None)
     interruptions.on = False
     whole = AttentionRegressor(checkpoint=tmp_path / "whole.safetensors", **settings).fit(*data)

@@ -7,7 +7,9 @@ import pytest
 from scipy.optimize import minimize
 
 import mhalearn as mha
-from mhalearn.learners.chen_li import Breakdown, learn, run_phases
+from mhalearn.layer.dense import Dense
+from mhalearn.learners import ChenLiOptions
+from mhalearn.learners.chen_li import Breakdown, learn_chen_li, run_phases
 from mhalearn.learners.chen_li.body_shape import BodyShape, fit_shape
 from mhalearn.learners.chen_li.breakdown import check_rank
 from mhalearn.learners.chen_li.input_distribution import recognise_inputs
@@ -40,7 +42,7 @@ def rows(truth, examples):
 
 @pytest.fixture(scope="module")
 def phases(examples):
-    return run_phases(examples, HEADS, 0, Run())
+    return run_phases(examples, HEADS, Run())
 
 
 def true_shape(truth):
@@ -154,8 +156,9 @@ def test_refined_sum_needs_the_proxy_and_robustness(truth, examples):
 
 
 def test_literal_net_contains_a_good_candidate(truth, examples):
-    fit = make_problem(examples.subset(slice(0, 200)), HEADS, bias=False, causal=False)
-    held = make_problem(examples.subset(slice(200, 400)), HEADS, bias=False, causal=False)
+    kind = Dense(examples.architecture(HEADS))
+    fit = make_problem(examples.subset(slice(0, 200)), kind)
+    held = make_problem(examples.subset(slice(200, 400)), kind)
     shape = true_shape(truth)
     coarse = literal_net(shape, fit, held, radius=1.6, spacing=0.8)
     fine = literal_net(shape, fit, held, radius=1.6, spacing=0.4)
@@ -189,14 +192,13 @@ def test_estimator_recovers_after_polish_and_counts_heads(truth, examples):
 def test_one_head_is_counted_as_one_and_learned():
     truth = mha.random_layer(n_heads=1, d=D, scale=4.0, seed=3)
     examples = mha.Examples.from_callable(truth, "boolean", n=N // 2, k=K, d=D, seed=4)
-    phases = run_phases(examples, "auto", 0, Run())
+    phases = run_phases(examples, None, Run())
     assert phases.net.layer.n_heads == 1
     assert phases.net.error < 1e-8
 
 
 def test_time_limit_ends_a_pass(examples):
-    settings = {"n_heads": HEADS, "bias": False, "causal": False, "head_dim": None, "seed": 0}
-    solution = learn(examples, run=Run(max_seconds=1e-3), **settings)
+    solution = learn_chen_li(examples, examples.architecture(HEADS), Run(max_seconds=1e-3))
     assert solution.outcome is Outcome.TIME_LIMIT
     assert "phase 1" in solution.reason
 
@@ -226,7 +228,7 @@ def test_a_degenerate_sum_is_named(truth):
     narrow = truth.replace(w=np.einsum("md,e->mde", truth.w[:, :, 0], truth.w[0, 0]))
     examples = mha.Examples.from_callable(narrow, "boolean", n=2000, k=K, d=D)
     with pytest.raises(Breakdown, match=r"above the 1 directions of the labels"):
-        run_phases(examples, HEADS, 0, Run())
+        run_phases(examples, HEADS, Run())
 
 
 @pytest.mark.parametrize(
@@ -263,7 +265,7 @@ def test_inputs_are_recognised(truth, kind, expected):
 def test_breakdowns_name_the_phase_and_the_number(truth):
     def run(layer, n=2000, k=K, inputs="boolean", heads=HEADS):
         examples = mha.Examples.from_callable(layer, inputs, n=n, k=k, d=D)
-        run_phases(examples, heads, 0, Run())
+        run_phases(examples, heads, Run())
 
     with pytest.raises(
         Breakdown, match=r"m \(k - 1\) = 10 is above the 8 directions of the labels"
@@ -286,14 +288,22 @@ def test_flat_attention_is_not_confirmed_by_the_programme():
     flat = mha.random_layer(n_heads=HEADS, d=D, scale=1e-3, seed=3)
     examples = mha.Examples.from_callable(flat, "boolean", n=N, k=K, d=D)
     with pytest.raises(Breakdown, match=r"confirmed|certify"):
-        run_phases(examples, HEADS, 0, Run())
+        run_phases(examples, HEADS, Run())
 
 
 def test_a_breakdown_is_an_outcome_and_what_is_not_modelled_is_refused(truth):
     examples = mha.Examples.from_callable(truth, "boolean", n=50, k=K, d=D)
-    settings = {"n_heads": HEADS, "causal": False, "head_dim": None, "seed": 0}
-    solution = learn(examples, bias=False, run=Run(), **settings)
+    solution = learn_chen_li(examples, examples.architecture(HEADS), Run())
     assert solution.outcome is Outcome.STUCK
     assert solution.reason.startswith("phase 2")
     with pytest.raises(ValueError, match="bias=True"):
-        learn(examples, bias=True, run=Run(), **settings)
+        learn_chen_li(examples, examples.architecture(HEADS, bias=True), Run())
+    with pytest.raises(ValueError, match="bias=True"):
+        mha.AttentionRegressor(HEADS, "sculpt", bias=True).fit(examples)
+
+
+def test_a_row_that_is_not_worth_certifying_is_an_option(examples):
+    strict = ChenLiOptions(worst_score=1e-12)
+    candidate = learn_chen_li(examples, examples.architecture(HEADS), Run(), strict)
+    assert candidate.outcome is Outcome.STUCK
+    assert "certify at score 1e-12" in candidate.reason

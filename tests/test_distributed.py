@@ -251,8 +251,8 @@ def test_many_narrow_heads_are_learned_on_eight_devices_from_their_own_examples(
 SAMPLE = """
 import numpy as np
 import mhalearn as mha
-from mhalearn.cli.distributed import meet
-meet()
+from mhalearn.cli.distributed import join
+join()
 for number, folder in enumerate(sys.argv[1:]):
     shared = mha.load_examples(folder)
     survey, part = shared.survey_and_sample(40, seed=3)

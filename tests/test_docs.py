@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from blocks import ROOT, find_blocks, run_block, run_command
+from blocks import ROOT, find_blocks, find_file, run_block, run_command
 
 import mhalearn
 
@@ -19,8 +19,14 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_of_page_run(page: str, tmp_path: Path) -> None:
-    """The Python blocks are one session, as a reader types them; the others come after it."""
+    """The Python blocks are one session, as a reader types them; the others come after it.
+
+    A block that is a file lies beside them.
+    """
     blocks = find_blocks(DOCS / page)
+    for _, code in blocks:
+        if (name := find_file(code)) is not None:
+            (tmp_path / name).write_text(code)
     session = "\n\n".join(code for language, code in blocks if language == "python")
     run_block("python", session, tmp_path)
     for language, code in blocks:
@@ -31,7 +37,7 @@ def test_blocks_of_page_run(page: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_python_blocks_end_in_something_that_can_fail(page: str) -> None:
     for language, code in find_blocks(DOCS / page):
-        if language == "python":
+        if language == "python" and find_file(code) is None:  # the next one uses it
             assert re.search(r"^assert ", code.rstrip().rpartition("\n\n")[2], re.MULTILINE), code
 
 

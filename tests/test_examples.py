@@ -17,6 +17,10 @@ from mhalearn.layer.random_layers import random_layer
 LAYER = random_layer(2, 3, out_dim=2, seed=1)
 
 
+def limit_of(examples, n_heads, **options):
+    return examples.counting_limit(examples.architecture(n_heads, **options))
+
+
 def some(n=10, k=4, dtype=np.float64, lengths=False, **keywords):
     x = sample_inputs("boolean", n, k, 3, seed=2).astype(dtype)
     sizes = np.random.default_rng(3).integers(1, k + 1, n) if lengths else None
@@ -345,7 +349,7 @@ def test_nothing_is_drawn_before_it_is_used():
     examples = Examples.from_callable(f, "gaussian", n=10**9, k=4, d=3)
     assert seen == [(2, 4, 3)]
     assert (examples.n, examples.out_dim, examples.y_dtype) == (10**9, 3, np.float64)
-    assert examples.counting_limit(1) == 18 / 12
+    assert limit_of(examples, 1) == 18 / 12
     next(examples.chunks(5))
     assert len(seen) == 2
 
@@ -555,13 +559,17 @@ def of_shape(k, d, e, lengths=None):
 
 def test_counting_limits_by_hand():
     # 3 heads, d = e = 16, k = 8: 1536 unknowns, 128 scalars an example.
-    assert of_shape(8, 16, 16).counting_limit(3) == 12.0
+    assert limit_of(of_shape(8, 16, 16), 3) == 12.0
     # One head, k = 2, d = e = 4: Theta has 16 unknowns, an example 2 min(4, 1) scalars about it.
-    assert of_shape(2, 4, 4).counting_limit(1) == 8.0
+    assert limit_of(of_shape(2, 4, 4), 1) == 8.0
     # Rank 1: outputs are multiples of one vector. Theta 7, W 4 along it; 2 scalars an example.
-    assert of_shape(2, 4, 4).counting_limit(1, head_dim=1) == 5.5
+    assert limit_of(of_shape(2, 4, 4), 1, head_dim=1) == 5.5
     # Biases: 32 + 4 for v + 4 for c, over 8 tokens of 4.
-    assert of_shape(8, 4, 4).counting_limit(1, bias=True) == 40 / 32
+    assert limit_of(of_shape(8, 4, 4), 1, bias=True) == 40 / 32
+    # Attention of one head, k = 2, with biases: 16 + 4, over 2 min(4, 1) scalars.
+    assert limit_of(of_shape(2, 4, 4), 1, bias=True) == 10.0
+    # Causal: the first of two tokens sees itself alone, so that only one row tells of attention.
+    assert limit_of(of_shape(2, 4, 4), 1, causal=True) == 16.0
 
 
 @pytest.mark.parametrize("heads", [1, 4])
@@ -569,9 +577,11 @@ def test_counting_limits_by_hand():
 @pytest.mark.parametrize("head_dim", [None, 1, 3, 6])
 @pytest.mark.parametrize("lengths", [None, [2, 3, 5]])
 @pytest.mark.parametrize("e", [1, 2, 6, 9])
-def test_counting_limits_equal_a_count(heads, bias, head_dim, lengths, e):
-    expected = oracles.counting_limit(lengths or [5] * 3, 6, e, heads, bias=bias, head_dim=head_dim)
-    found = of_shape(5, 6, e, lengths).counting_limit(heads, bias, head_dim)
+@pytest.mark.parametrize("causal", [False, True])
+def test_counting_limits_equal_a_count(heads, bias, head_dim, lengths, e, causal):
+    options = {"bias": bias, "head_dim": head_dim, "causal": causal}
+    expected = oracles.counting_limit(lengths or [5] * 3, 6, e, heads, **options)
+    found = limit_of(of_shape(5, 6, e, lengths), heads, **options)
     assert found == pytest.approx(expected, rel=1e-14)
 
 
@@ -581,7 +591,7 @@ def test_below_the_counting_limit_narrow_layers_have_neighbours(heads, rank, e):
     rng = np.random.default_rng(heads)
     shapes = [(heads, 6, rank), (heads, rank, 6), (heads, 6, rank), (heads, rank, e)]
     factors = [rng.normal(size=shape) for shape in shapes]
-    limit = of_shape(4, 6, e).counting_limit(heads, head_dim=rank)
+    limit = limit_of(of_shape(4, 6, e), heads, head_dim=rank)
 
     def outputs(a, b, c, w, x):
         logits = jnp.einsum("nrq,mqh,mhd,njd->nmrj", x, a, b, x)
@@ -602,21 +612,23 @@ def test_below_the_counting_limit_narrow_layers_have_neighbours(heads, rank, e):
 
 def test_full_rank_counts_as_dense():
     examples = of_shape(5, 6, 4)
-    assert examples.counting_limit(3, True, 6) == examples.counting_limit(3, True)
+    assert limit_of(examples, 3, bias=True, head_dim=6) == limit_of(examples, 3, bias=True)
 
 
 def test_one_token_never_determines_attention():
-    assert of_shape(5, 6, 4, [1, 1, 1]).counting_limit(2) == np.inf
+    assert limit_of(of_shape(5, 6, 4, [1, 1, 1]), 2) == np.inf
 
 
 def test_counting_limits_of_shards_read_lengths_only(folder):
     examples = load_examples(folder)
-    limit = examples.subset(slice(None)).counting_limit(2)
-    assert examples.counting_limit(2) == limit
+    limit = limit_of(examples.subset(slice(None)), 2)
+    assert limit_of(examples, 2) == limit
     with pytest.raises(ValueError, match="n_heads=0"):
-        examples.counting_limit(0)
+        examples.architecture(0)
     with pytest.raises(ValueError, match="head_dim=4"):
-        examples.counting_limit(2, head_dim=4)
+        examples.architecture(2, head_dim=4)
+    with pytest.raises(ValueError, match="n_heads is open"):
+        examples.counting_limit(examples.architecture())
 
 
 # Memory

@@ -4,29 +4,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mhalearn.solvers.gauss_newton_factored import _gauss_newton, polish_heads
 from oracles import narrow_layer
 
 from mhalearn import AttentionRegressor, compare, sample_inputs
 from mhalearn._runtime.programs import float64, in_float64
 from mhalearn.data import Examples
-from mhalearn.layer import factored as narrow
+from mhalearn.layer import architecture as architectures
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk
-from mhalearn.layer.factored import (
-    Factored,
-    Factors,
-    apply_heads,
-    guess_heads,
-    is_narrow,
-    merge_heads,
-    to_heads,
-    to_layer,
-)
+from mhalearn.layer.factored import Factored, Factors, merge_heads, pad_with_zero_heads
 from mhalearn.layer.layer import AttentionLayer
-from mhalearn.learners.newton import many
+from mhalearn.learners.newton import factored as many
 from mhalearn.learners.newton.factored import learn_once
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
+from mhalearn.solvers.gauss_newton import JOINT, JOINT_SINGLE, NO_RIDGE, State, _step
+from mhalearn.solvers.polish import minimise
 from mhalearn.solvers.scaled_problem import make_problem
 
 D, H = 64, 8
@@ -37,6 +30,11 @@ def examples_of(layer, n, k=8, seed=3, lengths=None):
     return Examples(x, layer(x, lengths), lengths)
 
 
+def problem_of(examples, n_heads, head_dim, **options):
+    architecture = examples.architecture(n_heads, head_dim=head_dim, **options)
+    return make_problem(examples, Factored(architecture))
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @in_float64
@@ -44,39 +42,70 @@ def test_factors_make_the_layer_they_were_made_of(bias, causal):
     layer = narrow_layer(3, 12, 2, bias=bias, causal=causal, out_dim=5)
     lengths = np.array([1, 4, 3, 4, 2, 4])
     examples = examples_of(layer, 6, 4, lengths=lengths)
-    problem = make_problem(examples, 3, bias=bias, causal=causal, narrow=True)
-    heads = to_heads(layer, problem, 2)
-    assert compare(to_layer(heads, problem), layer).max_error < 1e-13
-    for chunk in (jax.tree.map(lambda leaf: leaf[0], problem.data),):
-        np.testing.assert_allclose(apply_heads(heads, chunk), chunk.labels, atol=1e-13)
+    problem = problem_of(examples, 3, 2, bias=bias, causal=causal)
+    kind = problem.parametrisation
+    heads = kind.from_layer(layer, problem.units)
+    assert compare(problem.to_layer(heads), layer).max_error < 1e-13
+    assert kind.has_full_rank(heads, layer, problem.units)
+    chunk = jax.tree.map(lambda leaf: leaf[0], problem.data)
+    np.testing.assert_allclose(kind.outputs(heads, chunk), chunk.labels, atol=1e-13)
+    np.testing.assert_allclose(
+        np.asarray(kind.forward(heads, chunk))[np.asarray(chunk.weight) > 0],
+        np.asarray(chunk.labels)[np.asarray(chunk.weight) > 0],
+        atol=1e-13,
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@in_float64
+def test_products_are_those_of_the_jacobian_by_automatic_differentiation(bias):
+    layer = narrow_layer(3, 12, 2, bias=bias, out_dim=5)
+    problem = problem_of(
+        examples_of(layer, 6, 4, lengths=np.array([1, 4, 3, 4, 2, 4])), 3, 2, bias=bias
+    )
+    kind, rng = problem.parametrisation, np.random.default_rng(0)
+    chunk = jax.tree.map(lambda leaf: leaf[0], problem.data)
+    at, step = kind.init(rng), kind.init(rng)
+    shared = kind.linearise(at, chunk)
+    expected = jax.jvp(lambda heads: kind.outputs(heads, chunk), (at,), (step,))[1]
+    assert np.abs(expected).max() > 0.1
+    change = kind.jvp(at, shared, chunk, step)
+    np.testing.assert_allclose(change, expected, rtol=0, atol=1e-13)
+    probe = jnp.asarray(rng.standard_normal(expected.shape))
+    pulled = kind.vjp(at, shared, chunk, probe)
+    inner = sum(jnp.vdot(one, other) for one, other in zip(step, pulled, strict=True))
+    assert float(inner) == pytest.approx(float(jnp.vdot(change, probe)), rel=1e-12)
 
 
 def test_polish_ends_at_rounding_and_keeps_the_rank():
     layer = narrow_layer(3, 16, 2, bias=True)
     examples = examples_of(layer, 60)
-    problem = make_problem(examples, 3, bias=True, causal=False, narrow=True)
+    problem = problem_of(examples, 3, 2, bias=True)
     rng = np.random.default_rng(0)
     near = layer.replace(theta=layer.theta * (1 + 0.02 * rng.standard_normal(layer.theta.shape)))
-    heads, loss = polish_heads(to_heads(near, problem, 2), problem, Run(), stage="polish")
+    start = problem.parametrisation.from_layer(near, problem.units)
+    heads, loss, converged = minimise(start, problem, Run(), stage="polish")
+    assert converged
     assert loss < 1e-27
-    learned = to_layer(heads, problem)
+    learned = problem.to_layer(heads)
     assert compare(learned, layer).max_error < 1e-11
-    assert all(np.linalg.matrix_rank(theta, tol=1e-9) == 2 for theta in learned.theta)
+    for matrices in (learned.theta, learned.w):
+        assert all(np.linalg.matrix_rank(matrix, tol=1e-9) == 2 for matrix in matrices)
 
 
 def test_the_narrow_way_is_for_many_narrow_heads():
-    assert is_narrow(12, 384, 32)
-    assert not is_narrow(12, 384, None)
-    assert not is_narrow(12, 384, 200)
-    assert not is_narrow(4, 16, 2)
-    assert guess_heads(384, 32) == 12
+    assert Architecture(384, 12, 32).prefers_factors
+    assert not Architecture(384, 12, None).prefers_factors
+    assert not Architecture(384, 12, 200).prefers_factors
+    assert not Architecture(16, 4, 2).prefers_factors
+    assert Architecture(384, head_dim=32).usual_heads() == 12
 
 
 def test_surplus_heads_vanish_and_the_count_is_found():
     layer = narrow_layer(5, 32, 4)
-    problem = make_problem(examples_of(layer, 700), 8, bias=False, causal=False, narrow=True)
+    problem = problem_of(examples_of(layer, 700), 8, 4)
     trace = Run()
-    learned = learn_once(problem, problem, trace, n_heads=None, head_dim=4, seed=0, attempt=0)
+    learned = learn_once(problem, problem, trace, most=None, attempt=0)
     assert learned.n_heads == 5
     assert compare(learned, layer).max_error < 1e-10
     assert any("5 of 10 heads are distinct" in event.detail for event in trace.events)
@@ -120,8 +149,10 @@ def test_a_step_holds_the_attention_of_all_examples_and_copies_of_one_chunk(sing
             of(*rows),
             of(*rows, k, dtype=bool),
         )
-        heads = Factors(of(m, d, h), of(m, d, h), of(m, d, h), of(m, h, d), of(0, d))
-        lowered = _gauss_newton.lower(heads, data, of(), of(), single=single)
+        heads = Factors(of(1, m, d, h), of(1, m, d, h), of(1, m, d, h), of(1, m, h, d), of(1, 0, d))
+        state = State(heads, of(1), of(1), of(1), of(1, dtype=bool))
+        kind, options = Factored(Architecture(d, m, h)), JOINT_SINGLE if single else JOINT
+        lowered = _step.lower(state, data, 1.0, NO_RIDGE, None, kind, options, True, 1)
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     few, many = temporary(2), temporary(64)
@@ -145,7 +176,7 @@ def test_a_student_that_diverges_is_a_numerical_outcome(monkeypatch):
     def diverge(heads, *_, **__):
         return Factors(*(np.full(part.shape, np.nan) for part in heads)), np.nan
 
-    monkeypatch.setattr(many, "fade", diverge)
+    monkeypatch.setattr(many, "anneal_factors", diverge)
     learner = AttentionRegressor(8, head_dim=H).fit(examples_of(narrow_layer(8), 300))
     assert learner.outcome_ is Outcome.NONFINITE
 
@@ -154,14 +185,13 @@ def test_surplus_heads_beyond_those_asked_for_are_dropped_with_their_vectors():
     """The largest stay, each with its own key vector, and the bias, which is no head's."""
     layer = narrow_layer(3, 32, 4, bias=True)
     examples = examples_of(layer, 300)
-    two = examples.architecture(2, head_dim=4, bias=True)
-    problem = make_problem(examples, Factored(two))
+    problem = problem_of(examples, 2, 4, bias=True)
     learned = learn_once(problem, problem, Run(), most=2, attempt=0, steps=400)
     assert learned.n_heads == 2
     x, y, _ = examples.arrays()
     assert 0 < np.sum((learned(x) - y) ** 2) < 0.3 * np.sum(y**2)
     with float64():
-        heads = Factored(two.with_heads(3)).from_layer(layer, problem.units)
+        heads = Factored(problem.architecture.with_heads(3)).from_layer(layer, problem.units)
         kept = problem.to_layer(merge_heads(heads, 0.0, 0.01, most=2))
     largest = np.argsort(-np.linalg.norm(layer.w, axis=(1, 2)))[:2]
     expected = AttentionLayer(
@@ -173,8 +203,8 @@ def test_surplus_heads_beyond_those_asked_for_are_dropped_with_their_vectors():
 @in_float64
 def test_copies_on_their_way_to_one_head_are_merged_into_their_mean():
     layer = narrow_layer(3, 32, 4)
-    problem = make_problem(examples_of(layer, 50), 3, bias=False, causal=False, narrow=True)
-    heads = to_heads(layer, problem, 4)
+    problem = problem_of(examples_of(layer, 50), 3, 4)
+    heads = problem.parametrisation.from_layer(layer, problem.units)
     rng = np.random.default_rng(0)
     off = 0.1 * rng.normal(size=heads.query[:1].shape) * np.std(heads.query[0])
     # One head is there twice, off to either side by shares that cancel; one is nothing.
@@ -192,7 +222,10 @@ def test_copies_on_their_way_to_one_head_are_merged_into_their_mean():
     )
     assert len(merge_heads(split, 0.0, 0.01).query) == 4
     merged = merge_heads(split, 0.4, 0.01)
-    assert compare(to_layer(merged, problem), layer).max_error < 1e-12
+    assert compare(problem.to_layer(merged), layer).max_error < 1e-12
+    padded = pad_with_zero_heads(merged, 5)
+    assert [len(part) for part in padded[:4]] == [5, 5, 5, 5]
+    assert compare(problem.to_layer(padded), layer).max_error < 1e-12
 
 
 def test_a_checkpoint_is_polished_before_anything_else(tmp_path):
@@ -209,7 +242,7 @@ def test_a_checkpoint_is_polished_before_anything_else(tmp_path):
 
 
 def test_a_second_fit_of_one_shape_compiles_nothing(monkeypatch):
-    monkeypatch.setattr(narrow, "_LARGE", 100)
+    monkeypatch.setattr(architectures, "_LARGE", 100)
     monkeypatch.setattr(many, "_STEPS", 400)
     compiled = []
 

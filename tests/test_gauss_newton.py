@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,18 +10,20 @@ from mhalearn._runtime.programs import float64
 from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.layer.comparison import compare
+from mhalearn.layer.dense import Dense
+from mhalearn.layer.factored import Factored
 from mhalearn.layer.random_layers import random_layer
 from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import (
     NO_RIDGE,
     ROUNDING,
     Ridge,
-    descend,
     has_converged,
-    init_state,
-    polish,
+    init_dense,
     reset_damping,
+    take_step,
 )
+from mhalearn.solvers.polish import polish
 from mhalearn.solvers.scaled_problem import make_problem
 
 # The shape that most tests of the solver share, so that they share its compiled program.
@@ -34,12 +38,16 @@ def one_lapack_thread():
         yield
 
 
-def make_problem_of(layer, n=N, *, noise=0.0, lengths=None):
+def make_problem_of(layer, n=N, *, noise=0.0, lengths=None, head_dim=None):
     x = sample_inputs("boolean", n, K, layer.d, seed=2)
     y = layer(x, lengths)
     y = y + noise * np.random.default_rng(4).normal(size=y.shape)
     bias = layer.out_bias is not None
-    return make_problem(Examples(x, y, lengths), layer.n_heads, bias=bias, causal=layer.causal)
+    examples = Examples(x, y, lengths)
+    architecture = examples.architecture(
+        layer.n_heads, head_dim=head_dim, bias=bias, causal=layer.causal
+    )
+    return make_problem(examples, architecture.parametrisation())
 
 
 def perturbed(layer, size=0.1):
@@ -68,15 +76,15 @@ def starts():
 
 
 def run(theta, problem, steps, ridge=NO_RIDGE):
-    states = [init_state(theta, problem)]
+    states = [init_dense(theta, problem)]
     for _ in range(steps):
-        states.append(descend(states[-1], problem, ridge))
+        states.append(take_step(states[-1], problem, ridge=ridge))
     return states
 
 
 def objective(state, ridge):
     """Relative to the label energy, from the state's parts."""
-    theta, w = np.asarray(state.theta), np.asarray(state.w)
+    theta, w = (np.asarray(part) for part in state.params)
     penalty = ridge.theta * np.sum(theta**2, axis=(1, 2, 3)) + ridge.w * np.sum(w**2, axis=(1, 2))
     return np.asarray(state.loss) + penalty
 
@@ -97,7 +105,7 @@ def test_the_loss_of_a_state_is_that_of_its_layer(problem, starts):
     x = sample_inputs("boolean", N, K, D, seed=2)
     y = random_layer(HEADS, D, seed=1)(x)
     for i in range(STARTS):
-        layer = problem.layer(np.asarray(last.theta[i]), np.asarray(last.w[i]))
+        layer = problem.to_layer(jax.tree.map(lambda leaf, i=i: leaf[i], last.params))
         expected = np.sum((layer(x) - y) ** 2) / np.sum(y**2)
         assert expected > 1e-4
         assert float(last.loss[i]) == pytest.approx(expected, rel=1e-10)
@@ -105,7 +113,8 @@ def test_the_loss_of_a_state_is_that_of_its_layer(problem, starts):
 
 def test_a_perturbed_truth_is_polished_to_rounding(truth, problem):
     trace = Run()
-    layer, loss = polish(perturbed(truth), problem, trace)
+    layer, loss, converged = polish(perturbed(truth), problem, trace)
+    assert converged
     assert loss < 1e-24
     assert compare(layer, truth).max_error < 1e-10
     losses = [event.loss for event in trace.events]
@@ -117,32 +126,63 @@ def test_a_perturbed_truth_is_polished_to_rounding(truth, problem):
 def test_biases_are_polished_too():
     truth = random_layer(HEADS, D, key_vector=True, out_bias=True, seed=1)
     lengths = np.random.default_rng(3).integers(2, K + 1, N)
-    layer, loss = polish(perturbed(truth), make_problem_of(truth, lengths=lengths), Run())
+    layer, loss, _ = polish(perturbed(truth), make_problem_of(truth, lengths=lengths), Run())
     assert loss < 1e-24
     assert compare(layer, truth).max_error < 1e-10
+
+
+def assert_rank_two(matrices):
+    values = np.linalg.svd(matrices, compute_uv=False)
+    assert np.all(values[:, 1] > 1e-2)
+    assert np.all(values[:, 2:] < 1e-13 * values[:, :1])
+
+
+def polish_by_matrices(layer, problem, **options):
+    """Whole matrices whose Theta is retracted to its rank after every step."""
+    dense = Dense(problem.architecture)
+    return polish(layer, dataclasses.replace(problem, parametrisation=dense), Run(), **options)
 
 
 def test_narrow_heads_keep_their_rank():
     truth = random_layer(HEADS, 8, rank=2, seed=1)
-    start = random_layer(HEADS, 8, rank=2, seed=1)
     rng = np.random.default_rng(5)
-    moved = start.theta + 0.02 * start.theta @ rng.normal(size=(HEADS, 8, 8))
-    problem = make_problem_of(truth)
-    layer, loss = polish(start.replace(theta=moved), problem, Run(), head_dim=2)
+    moved = truth.theta + 0.02 * truth.theta @ rng.normal(size=(HEADS, 8, 8))
+    start, problem = truth.replace(theta=moved), make_problem_of(truth, head_dim=2)
+    assert isinstance(problem.parametrisation, Factored)
+    layer, loss, converged = polish(start, problem, Run())
+    assert converged
     assert loss < 1e-24
     assert compare(layer, truth).max_error < 1e-10
-    early, _ = polish(start.replace(theta=moved), problem, Run(), head_dim=2, max_steps=2)
-    for theta in (*layer.theta, *early.theta):
-        values = np.linalg.svd(theta, compute_uv=False)
-        assert values[1] > 1e-2
-        assert values[2] < 1e-13 * values[0]
+    early = polish(start, problem, Run(), max_steps=2).layer
+    for matrices in (layer.theta, early.theta, layer.w, early.w):
+        assert_rank_two(matrices)
+
+
+def test_narrow_heads_as_whole_matrices_keep_the_rank_of_theta():
+    truth = random_layer(HEADS, 8, rank=2, seed=1)
+    rng = np.random.default_rng(5)
+    moved = truth.theta + 0.02 * truth.theta @ rng.normal(size=(HEADS, 8, 8))
+    start, problem = truth.replace(theta=moved), make_problem_of(truth, head_dim=2)
+    layer, loss, _ = polish_by_matrices(start, problem)
+    assert loss < 1e-24
+    assert compare(layer, truth).max_error < 1e-10
+    early = polish_by_matrices(start, problem, max_steps=2).layer
+    for matrices in (layer.theta, early.theta):
+        assert_rank_two(matrices)
 
 
 def test_a_narrow_descent_from_full_heads_ends_narrow():
     truth = random_layer(HEADS, 8, rank=2, seed=1)
-    layer, _ = polish(perturbed(truth, 0.02), make_problem_of(truth), Run(), head_dim=2)
-    assert np.linalg.svd(layer.theta, compute_uv=False)[:, 2:].max() < 1e-12
+    rng = np.random.default_rng(5)
+    full = perturbed(truth, 0.02).replace(w=truth.w + 0.02 * rng.normal(size=truth.w.shape))
+    problem = make_problem_of(truth, head_dim=2)
+    layer = polish(full, problem, Run()).layer
+    for matrices in (layer.theta, layer.w):
+        assert np.linalg.svd(matrices, compute_uv=False)[:, 2:].max() < 1e-12
     assert compare(layer, truth).max_error < 1e-10
+    by_matrices = polish_by_matrices(perturbed(truth, 0.02), problem).layer
+    assert np.linalg.svd(by_matrices.theta, compute_uv=False)[:, 2:].max() < 1e-12
+    assert compare(by_matrices, truth).max_error < 1e-10
 
 
 def test_starts_do_not_influence_each_other(problem, starts):
@@ -151,7 +191,7 @@ def test_starts_do_not_influence_each_other(problem, starts):
     for i in range(STARTS):
         alone = run(starts[i : i + 1], problem, 6, ridge)[-1]
         assert 1e-4 < float(alone.loss[0]) < 0.9
-        for one, all_ in zip(alone, together, strict=True):
+        for one, all_ in zip(*map(jax.tree.leaves, (alone, together)), strict=True):
             np.testing.assert_allclose(all_[i], one[0], rtol=1e-8, atol=1e-8)
 
 
@@ -161,7 +201,7 @@ def test_a_start_that_is_not_finite_does_not_poison_others(problem, starts, bad)
     theta[1, 0, 2, 3] = bad
     with float64():
         dirty, clean = (run(t, problem, 6, Ridge(1e-3, 1e-3))[-1] for t in (theta, starts))
-    for one, other in zip(clean, dirty, strict=True):
+    for one, other in zip(*map(jax.tree.leaves, (clean, dirty)), strict=True):
         np.testing.assert_allclose(np.asarray(other)[[0, 2]], np.asarray(one)[[0, 2]], rtol=1e-8)
     if not np.isfinite(bad):
         assert has_converged(dirty)[1]
@@ -170,7 +210,7 @@ def test_a_start_that_is_not_finite_does_not_poison_others(problem, starts, bad)
 
 
 def test_starts_settle_at_rounding_when_idle_and_when_not_finite(problem, starts):
-    state = init_state(starts, problem)
+    state = init_dense(starts, problem)
     assert has_converged(state).tolist() == [False, False, False]
     with float64():
         low = state._replace(loss=jnp.array([ROUNDING / 2, 1.0, np.nan]))
@@ -181,18 +221,20 @@ def test_starts_settle_at_rounding_when_idle_and_when_not_finite(problem, starts
 
 def test_every_state_of_a_descent_runs_the_same_program(problem, starts):
     # A weak type or another dtype on the way would compile the step again, some seconds each time.
-    first = init_state(starts, problem)
-    later = descend(first, problem)
+    first = init_dense(starts, problem)
+    later = take_step(first, problem)
     kinds = [jax.tree.map(jax.typeof, state) for state in (first, later, reset_damping(later))]
     assert kinds[0] == kinds[1] == kinds[2]
-    assert all(leaf.dtype == np.float64 for leaf in later)
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(later)]
+    assert dtypes == 5 * [np.float64] + [bool]  # numbers, and whether equations were solved
     assert not jax.config.jax_enable_x64
 
 
 def test_noise_stops_at_its_level(truth):
     noise = 1e-3
     problem = make_problem_of(truth, noise=noise)
-    layer, loss = polish(perturbed(truth), problem, Run())
+    layer, loss, converged = polish(perturbed(truth), problem, Run())
+    assert converged
     y = truth(sample_inputs("boolean", N, K, D, seed=2))
     level = noise**2 / np.mean(y**2)
     share = 1 - 2 * HEADS * D * D / y.size  # of the noise, what no parameter takes up
@@ -202,7 +244,8 @@ def test_noise_stops_at_its_level(truth):
 
 def test_polish_stops_when_time_is_up(truth, problem):
     trace = Run(max_seconds=1e-9)
-    layer, loss = polish(perturbed(truth), problem, trace)
+    layer, loss, converged = polish(perturbed(truth), problem, trace)
+    assert not converged
     assert len(trace.events) == 1
     assert np.isfinite(loss)
     assert layer.n_heads == HEADS

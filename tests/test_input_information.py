@@ -9,7 +9,7 @@ import pytest
 from mhalearn.data import Examples
 from mhalearn.data.input_information import measure_information
 from mhalearn.data.inputs import sample_inputs
-from mhalearn.layer.random_layers import random_layer
+from mhalearn.layer.architecture import Architecture
 
 N, K, D = 12, 3, 4
 X = sample_inputs("gaussian", N, K, D, seed=1)
@@ -17,7 +17,8 @@ X = sample_inputs("gaussian", N, K, D, seed=1)
 
 def ask(x, lengths=None, *, bias=False, causal=False, precision=0.0):
     examples = Examples(x, np.zeros_like(x), lengths)
-    return measure_information(examples, bias=bias, causal=causal, precision=precision)
+    architecture = examples.architecture(bias=bias, causal=causal)
+    return measure_information(examples, architecture, precision=precision)
 
 
 def test_generic_inputs_all_ask_something_new():
@@ -80,9 +81,12 @@ def test_tokens_seen_are_counted_by_brute_force():
 
 
 def test_equations_about_attention_are_counted():
-    layer = random_layer(1, D, seed=0)
-    assert ask(X[:2]).about_attention(layer, None) == 2 * K * 2 / D**2
-    assert ask(X[:2]).about_attention(layer, 1) == 2 * K * 1 / (2 * D - 1)
+    assert ask(X[:2]).about_attention(Architecture(D, 1)) == 2 * K * 2 / D**2
+    assert ask(X[:2]).about_attention(Architecture(D, 1, 1)) == 2 * K * 1 / (2 * D - 1)
+    biased = ask(X[:2], bias=True).about_attention(Architecture(D, 1, bias=True))
+    assert biased == 2 * K * 2 / (D**2 + D)  # key vectors are attention too
+    causal = ask(X[:2], causal=True).about_attention(Architecture(D, 1, causal=True))
+    assert causal == 2 * (0 + 1 + 2) / D**2
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mhalearn as mha
-from mhalearn.interop import Factors, carried_factors, factorise
+from mhalearn.interop import WeightFactors, carried_factors, factorise
 
 M, H, D, E = 2, 3, 5, 4
 
@@ -28,7 +28,7 @@ def draw(seed=0, dtype=np.float32, **changes):
 @pytest.mark.parametrize("without", [(), ("query_bias",), ("value_bias",), ("out_bias",)])
 def test_a_layer_of_factors_carries_them(without, tmp_path):
     arrays = draw(**dict.fromkeys(without))
-    layer = Factors(**arrays).to_layer(causal=True)
+    layer = WeightFactors(**arrays).to_layer(causal=True)
     assert layer.causal
     layer.save(tmp_path / "layer.safetensors")
     carried = carried_factors(mha.load_layer(tmp_path / "layer.safetensors")).arrays()
@@ -39,7 +39,10 @@ def test_a_layer_of_factors_carries_them(without, tmp_path):
 
 
 def test_a_key_bias_changes_nothing():
-    with_bias, without = Factors(**draw()).to_layer(), Factors(**draw(key_bias=None)).to_layer()
+    with_bias, without = (
+        WeightFactors(**draw()).to_layer(),
+        WeightFactors(**draw(key_bias=None)).to_layer(),
+    )
     assert mha.compare(with_bias, without).max_error == 0
 
 
@@ -56,7 +59,7 @@ def test_a_key_bias_changes_nothing():
 )
 def test_wrong_factors_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
-        Factors(**draw(**changes))
+        WeightFactors(**draw(**changes))
 
 
 @pytest.mark.parametrize("key_vector", [False, True])
@@ -101,7 +104,7 @@ def test_a_layer_of_zeros_has_factors():
     ],
 )
 def test_factors_that_make_another_layer_are_refused(change):
-    layer = Factors(**draw()).to_layer().replace(factors=draw(**change))
+    layer = WeightFactors(**draw()).to_layer().replace(factors=draw(**change))
     with pytest.raises(ValueError, match=r"layer.replace\(factors=None\) leaves them out"):
         carried_factors(layer)
     assert carried_factors(layer.replace(factors=None)) is None

@@ -77,7 +77,7 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
 @pytest.mark.parametrize("size", [1e-4, 1.0])
 def test_a_wrong_derivative_is_caught(monkeypatch, layer, x, size, wrong):
-    monkeypatch.setattr(jacobian, "push", wrong)
+    monkeypatch.setattr(jacobian, "jvp", wrong)
     there = layer.replace(theta=layer.theta / size**2)
     check = check_jacobian(there, size * x)
     assert not check.ok
@@ -90,8 +90,8 @@ def test_the_slope_catches_a_derivative_whose_transpose_is_wrong_too(monkeypatch
         step = jnp.zeros((2, D, D))
         return jax.vjp(lambda step: wrong(at, chunk, step), step)[1](change)[0]
 
-    monkeypatch.setattr(jacobian, "push", wrong)
-    monkeypatch.setattr(jacobian, "pull", transpose)
+    monkeypatch.setattr(jacobian, "jvp", wrong)
+    monkeypatch.setattr(jacobian, "vjp", transpose)
     check = check_jacobian(layer, x)
     assert check.adjoint_error < 1e-12
     assert check.slope < 1.5
@@ -100,7 +100,7 @@ def test_the_slope_catches_a_derivative_whose_transpose_is_wrong_too(monkeypatch
 
 def test_a_wrong_transpose_is_caught(monkeypatch, layer, x):
     monkeypatch.setattr(
-        jacobian, "pull", lambda at, chunk, change: 1.001 * attention.vjp(at, chunk, change)
+        jacobian, "vjp", lambda at, chunk, change: 1.001 * attention.vjp(at, chunk, change)
     )
     check = check_jacobian(layer, x)
     assert check.slope == pytest.approx(2.0, abs=0.05)

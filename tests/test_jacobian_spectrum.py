@@ -50,11 +50,13 @@ def test_nearly_equal_heads_are_nearly_open_in_proportion():
     assert smallest[0] / smallest[1] == pytest.approx(1e4, rel=0.1)
 
 
-@pytest.mark.parametrize(("features", "expected"), [(4, 0), (3, 2 * (2 + 4))])
+@pytest.mark.parametrize(("features", "expected"), [(4, 0), (3, 2 * (2 + 1))])
 def test_only_directions_that_keep_the_rank_are_open(features, expected):
-    """Without one direction of the tokens, Theta = a b^T loses one entry of a and one of b."""
+    """Without one direction of the tokens, Theta = a b^T loses one entry of a and one of b, and
+    W = c d^T one of c."""
     layer, x = random_layer(2, 4, rank=1, seed=3), sample_inputs("gaussian", 60, 4, 4, seed=1)
     x = x[..., :features] @ np.random.default_rng(1).standard_normal((features, 4))
-    found = measure_spectrum(layer, Examples(x, layer(x)), head_dim=1)
+    examples = Examples(x, layer(x))
+    found = measure_spectrum(layer, examples, examples.architecture(2, head_dim=1))
     assert found.null_dimension == expected
-    assert len(found.theta) == 2 * 7
+    assert len(found.theta) == 2 * (7 + 7)

@@ -5,11 +5,12 @@ from threadpoolctl import threadpool_limits
 from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.layer.comparison import compare
+from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import polish
 from mhalearn.solvers.merge_heads import reduce_heads
+from mhalearn.solvers.polish import polish, polish_on
 from mhalearn.solvers.scaled_problem import make_problem
 
 # The shape that most tests of the solver share, so that they share its compiled program.
@@ -31,15 +32,17 @@ def make_examples(layer, noise=0.0):
 
 
 def polished(start, examples):
-    problem = make_problem(examples, start.n_heads, bias=False, causal=False)
-    return polish(start, problem, Run())
+    problem = make_problem(examples, Dense(examples.architecture(start.n_heads)))
+    layer, loss, converged = polish(start, problem, Run())
+    assert converged
+    return layer, loss
 
 
 def reduced(start, examples):
     """What the estimator does after a learner: polish, then reduce."""
     trace = Run()
     layer, loss = polished(start, examples)
-    smaller, smaller_loss = reduce_heads(layer, loss, examples, trace, head_dim=None)
+    smaller, smaller_loss = reduce_heads(layer, loss, examples, examples.architecture(), trace)
     told = [event.detail for event in trace.events if event.stage == "reduction"]
     assert len(told) == (smaller.n_heads < layer.n_heads)
     return smaller, smaller_loss, loss
@@ -69,10 +72,10 @@ def test_a_copy_that_has_not_quite_converged_is_merged(truth):
     start = with_third_head(truth, near, truth.w[1] / 2)
     examples = make_examples(truth)
     # As a learner leaves it: one step, not polished.
-    problem = make_problem(examples, 3, bias=False, causal=False)
-    layer, loss = polish(start, problem, Run(), max_steps=2)
+    problem = make_problem(examples, Dense(examples.architecture(3)))
+    layer, loss, _ = polish(start, problem, Run(), max_steps=2)
     assert layer.n_heads == 3
-    smaller, smaller_loss = reduce_heads(layer, loss, examples, Run(), head_dim=None)
+    smaller, smaller_loss = reduce_heads(layer, loss, examples, examples.architecture(), Run())
     assert smaller_loss < 1e-24
     assert compare(smaller, truth).max_error < 1e-10
 
@@ -94,7 +97,7 @@ def test_the_biases_of_a_smaller_layer_are_kept():
         key_vector=truth.key_vector[[0, 1, 1]],
     )
     examples = make_examples(truth)
-    smaller, loss = reduce_heads(same, 1e-28, examples, Run(), head_dim=None)
+    smaller, loss = reduce_heads(same, 1e-28, examples, examples.architecture(bias=True), Run())
     assert loss < 1e-24
     assert compare(smaller, truth).max_error < 1e-10
 
@@ -150,7 +153,7 @@ def test_a_copy_is_merged_under_noise(truth):
     best, loss = polished(truth, examples)
     copy = with_third_head(best, best.theta[1], best.w[1])
     copy = copy.replace(w=copy.w * np.array([1.0, 0.5, 0.5])[:, None, None])
-    smaller, smaller_loss = reduce_heads(copy, loss, examples, Run(), head_dim=None)
+    smaller, smaller_loss = reduce_heads(copy, loss, examples, examples.architecture(), Run())
     assert smaller.n_heads == 2
     assert smaller_loss <= 1.02 * loss
     assert compare(smaller, truth).max_error < 3e-3
@@ -160,15 +163,16 @@ def test_narrow_heads_stay_narrow():
     # Under noise, or full heads would come back narrow by themselves.
     truth = random_layer(2, 8, rank=2, seed=1)
     examples = make_examples(truth, 1e-3)
-    problem = make_problem(examples, 2, bias=False, causal=False)
-    best, loss = polish(truth, problem, Run(), head_dim=2)
+    architecture = examples.architecture(2, head_dim=2)
+    best, loss, _ = polish_on(examples, truth, architecture, Run())
     copy = AttentionLayer(
         best.theta[[0, 1, 1]], best.w[[0, 1, 1]] * np.array([1.0, 0.5, 0.5])[:, None, None]
     )
-    smaller, smaller_loss = reduce_heads(copy, loss, examples, Run(), head_dim=2)
+    smaller, smaller_loss = reduce_heads(copy, loss, examples, architecture, Run())
     assert smaller_loss <= 1.02 * loss
     assert compare(smaller, truth).max_error < 3e-3
-    assert np.linalg.svd(smaller.theta, compute_uv=False)[:, 2:].max() < 1e-12
+    for matrices in (smaller.theta, smaller.w):
+        assert np.linalg.svd(matrices, compute_uv=False)[:, 2:].max() < 1e-12
 
 
 def test_heads_come_in_canonical_order(truth):

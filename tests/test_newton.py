@@ -14,7 +14,7 @@ from mhalearn.estimator import AttentionRegressor
 from mhalearn.layer.comparison import compare
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
-from mhalearn.learners.newton import continuation, learn
+from mhalearn.learners.newton import continuation, learn_newton
 from mhalearn.learners.newton.annealing import anneal_first_order
 from mhalearn.learners.newton.head_count import choose_heads
 from mhalearn.learners.newton.head_exchange import exchange_heads, keep_better, rescale_prior
@@ -46,7 +46,7 @@ def make_examples(layer, n=N, k=K, *, inputs="boolean", lengths=None, seed=2):
 def run(examples, n_heads, *, seed=0, trace=None, **options):
     options = {"bias": False, "causal": False, "head_dim": None} | options
     trace = Run() if trace is None else trace
-    return learn(examples, n_heads=n_heads, seed=seed, run=trace, **options)
+    return learn_newton(examples, n_heads=n_heads, seed=seed, run=trace, **options)
 
 
 LENGTHS = np.random.default_rng(3).integers(2, K + 1, N)

@@ -13,9 +13,9 @@ import pytest
 import mhalearn as mha
 from mhalearn.judge.finding import Finding
 from mhalearn.judge.solution import Solution
-from mhalearn.learners.chen_li import telling
+from mhalearn.learners.chen_li import events
 from mhalearn.learners.chen_li.body_shape import BodyShape
-from mhalearn.learners.chen_li.phase1_crude_sum import Candidate, CrudeSum
+from mhalearn.learners.chen_li.phase1_crude_sum import CrudeSum, SumEstimate
 from mhalearn.learners.chen_li.phase2_body import sculpt_body
 from mhalearn.learners.chen_li.phase2_certification import fit_pairs
 from mhalearn.learners.chen_li.phase3_refined_sum import MarginRows, RefinedSum
@@ -268,18 +268,18 @@ def tell_all_phases(d=6, k=3, count=200):
     shape = BodyShape(truth.theta[0], truth.theta[1:], np.array([1e-4, 0.01, *[0.1] * (d * d - 2)]))
     margins = MarginRows(x[:, 0].astype(float), y[:, 0], rng.uniform(2, 9, count))
     refined = RefinedSum(total, np.geomspace(1e-6, 1, count), 0.75)
-    candidates = (Candidate("all tokens", total, -2.0), Candidate("none", total, math.inf))
-    telling.tell_theory(examples, 2, trace)
-    telling.tell_crude(CrudeSum(total, candidates, 1.5, 8), trace)
+    candidates = (SumEstimate("all tokens", total, -2.0), SumEstimate("none", total, math.inf))
+    events.emit_theory(examples, 2, trace)
+    events.emit_crude(CrudeSum(total, candidates, 1.5, 8), trace)
     for round_ in range(3):
         if round_:
-            telling.tell_sum(margins, refined, round_, trace)
-        trace.emit(telling.certification_stage(round_), 100, of=200)
-        telling.tell_rows(rows, rows.select(rows.score < 1), round_, examples, trace)
-        telling.tell_shape(shape, round_, trace)
-    telling.tell_span(shape, sculpt_body(rows, shape.proxy), 0.01, trace)
+            events.emit_sum(margins, refined, round_, trace)
+        trace.emit(events.certification_stage(round_), 100, of=200)
+        events.emit_rows(rows, rows.select(rows.score < 1), round_, examples, trace)
+        events.emit_shape(shape, round_, trace)
+    events.emit_span(shape, sculpt_body(rows, shape.proxy), 0.01, trace)
     trace.emit("phase 6: net", 3, 0.5)
-    telling.tell_net(NetResult(truth, 1e-4, np.array([2e-4, 2e-4, 0.1, math.inf])), trace)
+    events.emit_net(NetResult(truth, 1e-4, np.array([2e-4, 2e-4, 0.1, math.inf])), trace)
     return trace.events
 
 
@@ -320,7 +320,7 @@ def test_the_phases_are_told_in_the_papers_numbering_and_drawn():
 def test_a_breakdown_names_the_phase_and_the_number():
     trace = tell_all_phases()[:2]
     told = Run()
-    telling.tell_breakdown("phase 2: certification", "73 rows certify", {"needed": 72}, told)
+    events.emit_breakdown("phase 2: certification", "73 rows certify", {"needed": 72}, told)
     section = describe_phases([*trace, *told.events])
     assert [phase.breakdown for phase in section.phases] == ["", "73 rows certify"]
     layer = mha.random_layer(n_heads=1, d=2, seed=0)

@@ -13,14 +13,15 @@ from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.layer.attention import fit_projections, residual
 from mhalearn.layer.comparison import compare
+from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
-from mhalearn.learners.newton import learn
+from mhalearn.learners.newton import learn_newton
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers import scaled_problem as problem_module
-from mhalearn.solvers.gauss_newton import Ridge, descend, init_state
-from mhalearn.solvers.scaled_problem import make_problem
+from mhalearn.solvers.gauss_newton import Ridge, init_dense, take_step
+from mhalearn.solvers.scaled_problem import make_problem as make_problem_with
 
 # The shape that most tests of the solver share, so that they share its compiled program.
 N, K, D, HEADS = 112, 4, 6, 2
@@ -50,12 +51,16 @@ def make_examples(layer, n=N, *, k=K, x_scale=1.0, y_scale=1.0, lengths=None):
     return Examples(x_scale * x, y_scale * layer(x, lengths), lengths)
 
 
+def make_problem(examples, n_heads, **options):
+    return make_problem_with(examples, Dense(examples.architecture(n_heads, **options)))
+
+
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(x_scale=st.floats(1e-8, 1e8), y_scale=st.floats(1e-8, 1e8), bias=st.booleans(), e=st.just(2))
 def test_units_are_powers_of_two_near_the_data_and_change_back_exactly(x_scale, y_scale, bias, e):
     layer = random_layer(2, 3, out_dim=e, key_vector=bias, out_bias=bias, seed=1)
     examples = make_examples(layer, 5, x_scale=x_scale, y_scale=y_scale)
-    problem = make_problem(examples, 2, bias=bias, causal=False)
+    problem = make_problem(examples, 2, bias=bias)
     x, y, _ = examples.arrays()
     for scale, array in ((problem.units.x_scale, x), (problem.units.y_scale, y)):
         assert math.frexp(scale)[0] == 0.5
@@ -88,7 +93,7 @@ def test_a_layer_in_solver_units_has_the_residual_it_has_outside():
 
 def test_an_absent_bias_is_zero_in_solver_units():
     layer = random_layer(2, 3, seed=1)
-    problem = make_problem(make_examples(layer, 5), 2, bias=True, causal=False)
+    problem = make_problem(make_examples(layer, 5), 2, bias=True)
     back = problem.layer(problem.theta(layer), problem.w(layer))
     np.testing.assert_array_equal(back.theta, layer.theta)
     np.testing.assert_array_equal(back.key_vector, np.zeros((2, 3)))
@@ -97,7 +102,7 @@ def test_an_absent_bias_is_zero_in_solver_units():
 
 def test_zero_labels_have_a_unit_too():
     x = sample_inputs("boolean", 5, 3, 4, seed=1)
-    problem = make_problem(Examples(x, np.zeros((5, 3, 4))), 1, bias=False, causal=False)
+    problem = make_problem(Examples(x, np.zeros((5, 3, 4))), 1)
     assert (problem.units.x_scale, problem.units.y_scale, problem.energy) == (1.0, 1.0, 0.0)
 
 
@@ -111,7 +116,7 @@ def test_padded_examples_change_neither_loss_nor_gradient(monkeypatch):
     found = []
     for padded in (n, 24):
         monkeypatch.setattr(problem_module, "_few_bits_above", lambda n, padded=padded: padded)
-        problem = make_problem(examples, HEADS, bias=True, causal=False)
+        problem = make_problem(examples, HEADS, bias=True)
         assert problem.data.tokens.shape[:2] == (1, padded)
         theta, ridge = jnp.asarray(problem.theta(start)), jnp.asarray(1e-3)
         loss_and_gradient = jax.jit(
@@ -137,7 +142,7 @@ def test_every_example_is_in_exactly_one_chunk(monkeypatch):
     x = examples.arrays().x
     for workspace in (2**9, 2**13, 2**24):
         monkeypatch.setattr(problem_module, "WORKSPACE", workspace)
-        problem = make_problem(examples, HEADS, bias=False, causal=False)
+        problem = make_problem(examples, HEADS)
         counted = np.asarray(problem.data.weight).reshape(-1, K).all(axis=1)
         tokens = np.asarray(problem.data.tokens).reshape(-1, K, D)
         np.testing.assert_array_equal(tokens[counted] * problem.units.x_scale, x)
@@ -152,19 +157,19 @@ def test_descent_is_the_same_in_one_chunk_and_in_many(monkeypatch):
     runs = []
     for workspace in (2**24, 2**15):
         monkeypatch.setattr(problem_module, "WORKSPACE", workspace)
-        problem = make_problem(examples, HEADS, bias=False, causal=False)
-        runs.append((problem, init_state(theta, problem)))
+        problem = make_problem(examples, HEADS)
+        runs.append((problem, init_dense(theta, problem)))
     one, many = (problem.data.tokens.shape[0] for problem, _ in runs)
     assert one == 1 < many
     losses = []
     for _ in range(6):
         runs = [
-            (problem, descend(state, problem, Ridge(1e-4, 1e-4), None)) for problem, state in runs
+            (problem, take_step(state, problem, ridge=Ridge(1e-4, 1e-4))) for problem, state in runs
         ]
         (_, one), (_, many) = runs
         losses.append(float(one.loss[0]))
-        np.testing.assert_allclose(many.theta, one.theta, rtol=0, atol=1e-10)
-        np.testing.assert_allclose(many.w, one.w, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(many.params.theta, one.params.theta, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(many.params.w, one.params.w, rtol=0, atol=1e-10)
         np.testing.assert_allclose(many.loss, one.loss, rtol=1e-10)
     assert losses[-1] < 0.5 * losses[0]
 
@@ -173,8 +178,6 @@ def test_descent_is_the_same_in_one_chunk_and_in_many(monkeypatch):
 def test_layers_are_recovered_in_any_units(x_scale, y_scale):
     layer = random_layer(HEADS, D, seed=1)
     examples = make_examples(layer, x_scale=x_scale, y_scale=y_scale)
-    solution = learn(
-        examples, n_heads=HEADS, bias=False, causal=False, head_dim=None, seed=0, run=Run()
-    )
+    solution = learn_newton(examples, examples.architecture(HEADS), Run())
     assert solution.outcome is Outcome.FITTED
     assert compare(solution.layer, in_other_units(layer, x_scale, y_scale)).max_error < 1e-10

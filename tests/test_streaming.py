@@ -14,16 +14,19 @@ import numpy as np
 import pytest
 
 import mhalearn as mha
-from mhalearn import estimator
-from mhalearn.data import Examples, examples, files, inputs, load_examples
+from mhalearn.data import Examples, examples, inputs, load_examples
+from mhalearn.data import shards as files
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.data.shards import Shards
+from mhalearn.judge.consistency_checks import all_examples
+from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
-from mhalearn.judge.verdict import check_all_examples
+from mhalearn.judge.subsets import Subsets
+from mhalearn.learners import Learner, find_learner
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers import streaming_bfgs as refit_module
-from mhalearn.solvers.gauss_newton import polish_on
+from mhalearn.solvers.polish import polish_on
 
 LAYER = mha.random_layer(2, 3, out_dim=2, seed=1)
 SOURCE = Path(mha.__file__).parents[1]
@@ -73,7 +76,8 @@ def test_a_view_is_the_subset_without_holding_it(lazy, indices):
     assert (view.n, view.k, view.d, view.out_dim) == (subset.n, lazy.k, lazy.d, lazy.out_dim)
     assert (view.y_dtype, view.metadata) == (lazy.y_dtype, lazy.metadata)
     assert view.has_lengths == lazy.has_lengths
-    assert view.counting_limit(2) == subset.counting_limit(2)
+    asked = view.architecture(2)
+    assert view.counting_limit(asked) == subset.counting_limit(asked)
     for size in (1, 4, 100):
         for found, expected in zip(view.chunks(size), subset.chunks(size), strict=True):
             for one, other in zip(found, expected, strict=True):
@@ -190,31 +194,41 @@ def test_every_example_is_as_likely_in_a_sample():
 
 def test_plenty_is_what_the_layer_needs_or_little_room_or_all():
     many = Examples.from_callable(lambda x: x, n=10**7, k=4, d=8)
-    assert many.working_set_size(1) == 2**21 // 64
+    assert many.working_set_size(many.architecture(1)) == 2**21 // 64
     wide = Examples.from_callable(lambda x: x, n=10**6, k=16, d=256)
-    assert wide.working_set_size(4, head_dim=64) == int(64 * wide.counting_limit(4, head_dim=64))
-    assert wide.view(slice(0, 300)).working_set_size(4, head_dim=64) == 300
+    asked = wide.architecture(4, head_dim=64)
+    assert wide.working_set_size(asked) == int(64 * wide.counting_limit(asked))
+    assert wide.view(slice(0, 300)).working_set_size(asked) == 300
 
 
-@pytest.mark.parametrize("method", ["newton", "sculpt"])
-def test_a_fit_does_not_depend_on_where_examples_live(lazy, method, monkeypatch, small_working_set):
+class Knowing(Learner):
+    """A learner that knows the answer, and remembers what it was given."""
+
+    name = "knowing"
+
+    def __init__(self, layer, streams=False):
+        self.layer, self.streams, self.seen = layer, streams, []
+
+    def learn(self, examples, architecture, run, options):
+        self.seen.append((examples.hashes(), examples.working_set.hashes()))
+        return Candidate(self.layer, Outcome.FITTED)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_fit_does_not_depend_on_where_examples_live(
+    lazy, streams, monkeypatch, small_working_set
+):
     """Nor does what the learner is given; it knows the answer here."""
-    seen = []
-
-    def learn(fitted, *, trace, part=None, **_):
-        seen.append((fitted.hashes(), None if part is None else part.hashes()))
-        return Candidate(LAYER, Outcome.FITTED)
-
-    monkeypatch.setitem(estimator.LEARNERS, method, learn)
+    learner = Knowing(LAYER, streams)
     monkeypatch.setattr(examples, "_PLENTY", 6)
     models = [
-        mha.AttentionRegressor(2, method, random_state=5).fit(given)
+        mha.AttentionRegressor(2, learner, random_state=5).fit(given)
         for given in (lazy, lazy.subset(slice(None)))
     ]
-    (given, part), (also_given, also_part) = seen
+    (given, part), (also_given, also_part) = learner.seen
     np.testing.assert_array_equal(given, also_given)
     held = models[0].certificate_.n_examples
-    if method == "sculpt":  # all but those held out, and a random part of them
+    if streams:  # all but those held out, and a random part of them
         np.testing.assert_array_equal(part, also_part)
         assert len(given) <= lazy.n - held
         assert set(part) < set(given)
@@ -224,34 +238,33 @@ def test_a_fit_does_not_depend_on_where_examples_live(lazy, method, monkeypatch,
     assert first == second
 
 
-@pytest.fixture
-def walker(monkeypatch, small_working_set):
+class Walker(Learner):
     """A learner that knows the answer and walks over the examples once."""
 
-    def learn(fitted, *, trace, part, **_):
-        assert not fitted.in_memory
-        assert part.in_memory
-        for _chunk in fitted.chunks(5000):
+    name = "walker"
+    streams = True
+
+    def learn(self, examples, architecture, run, options):
+        assert not examples.in_memory
+        assert examples.working_set.in_memory
+        for _chunk in examples.chunks(5000):
             pass
         return Candidate(TEACHER, Outcome.FITTED)
-
-    monkeypatch.setitem(estimator.LEARNERS, "sculpt", learn)
 
 
 TEACHER = mha.random_layer(2, 16, seed=0)
 
 
-@pytest.mark.parametrize(("method", "passes"), [("sculpt", 3), ("newton", 2)])
-def test_a_fit_reads_drawn_examples_a_few_times_and_holds_few(walker, method, passes):
+@pytest.mark.parametrize(("method", "passes"), [(Walker(), 3), ("newton", 2)])
+def test_a_fit_reads_drawn_examples_a_few_times_and_holds_few(small_working_set, method, passes):
     box = Counted(TEACHER)
     many = Examples.from_callable(box, n=100_000, k=3, d=16, seed=1)
     blocks, box.calls = 25, 0
     model = mha.AttentionRegressor(2, method).fit(many)
     assert model.outcome_ is Outcome.RECOVERED
     assert len(model.layer_.seen) == 100_000
-    # To survey and draw the working set, to learn if the learner streams, to check all examples;
-    # and the first block for the precision of its labels.
-    assert box.calls == passes * blocks + 1
+    # To survey and draw the working set, to learn if the learner streams, to check all examples.
+    assert box.calls == passes * blocks
     assert box.most <= 3
     (event,) = (event for event in model.trace_ if event.stage == "working set")
     assert event.detail == f"{event.step} of 100000 examples"
@@ -266,18 +279,18 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_a_fit_reads_shards_three_times(walker, folder, monkeypatch):
+def test_a_fit_reads_shards_three_times(small_working_set, folder, monkeypatch):
     reads = []
     read = Shards.block
     monkeypatch.setattr(
         Shards, "block", lambda self, index: reads.append(index) or read(self, index)
     )
-    model = mha.AttentionRegressor(2, "sculpt").fit(load_examples(folder))
+    model = mha.AttentionRegressor(2, Walker()).fit(load_examples(folder))
     assert model.outcome_ is Outcome.RECOVERED
-    assert sorted(reads) == sorted([*range(10)] * 3 + [0])
+    assert sorted(reads) == sorted([*range(10)] * 3)
 
 
-def test_bad_values_in_the_last_shard_are_found_before_learning(walker, folder, tmp_path):
+def test_bad_values_in_the_last_shard_are_found_before_learning(folder, tmp_path):
     whole = load_examples(folder)
     last = whole.subset(slice(90_000, None)).arrays().y
     for path in folder.iterdir():
@@ -285,7 +298,7 @@ def test_bad_values_in_the_last_shard_are_found_before_learning(walker, folder, 
             path.read_bytes().replace(last[-1].tobytes(), np.full_like(last[-1], np.nan).tobytes())
         )
     seen = []
-    model = mha.AttentionRegressor(2, "sculpt", on_event=seen.append)
+    model = mha.AttentionRegressor(2, Walker(), on_event=seen.append)
     with pytest.raises(ValueError, match=r"shard-00009\.safetensors: Y has 48 NaN"):
         model.fit(load_examples(tmp_path))
     assert seen == []
@@ -341,19 +354,15 @@ def in_shards(x, y, folder):
 
 
 @pytest.fixture
-def knowing(monkeypatch, small_working_set):
+def knowing(small_working_set):
     """A learner that knows the answer: what comes after it is looked at."""
-
-    def learn(fitted, *, trace, **_):
-        return Candidate(SMALL, Outcome.FITTED)
-
-    monkeypatch.setitem(estimator.LEARNERS, "newton", learn)
+    return Knowing(SMALL)
 
 
 def test_wrong_labels_in_a_late_shard_are_told(tmp_path, knowing):
     x, y = small_examples(4000)
     y[-3:] += 0.1
-    model = mha.AttentionRegressor(2).fit(in_shards(x, y, tmp_path))
+    model = mha.AttentionRegressor(2, knowing).fit(in_shards(x, y, tmp_path))
     assert model.outcome_ is Outcome.FITTED
     assert "random examples are explained exactly, all 4000 are not" in model.solution_.reason
     assert "3 of them off by more than 1e-06" in model.solution_.reason
@@ -365,7 +374,7 @@ def test_noisy_labels_with_worse_ones_in_a_late_shard_are_told(tmp_path, knowing
     x, y = small_examples(4000)
     y += 1e-3 * np.random.default_rng(1).standard_normal(y.shape)
     y[-3:] += 1.0
-    model = mha.AttentionRegressor(2).fit(in_shards(x, y, tmp_path))
+    model = mha.AttentionRegressor(2, knowing).fit(in_shards(x, y, tmp_path))
     assert model.outcome_ is Outcome.FITTED
     assert "of which 3 are off by more than 10 times the median" in model.solution_.reason
     assert all(event.stage != "refit" for event in model.trace_)
@@ -380,10 +389,12 @@ def test_what_the_part_shows_too_is_no_objection():
 
     def objection(labels):
         given = Examples(x, labels)
-        return check_all_examples(SMALL, given.subset(slice(0, 200)), given)
+        part = given.subset(slice(0, 200))
+        subsets = Subsets(given, part, part, None)
+        return all_examples(Evidence(Candidate(SMALL), given.architecture(2), subsets, Run()))
 
     assert [objection(labels) for labels in (y, noisy, uneven)] == [None] * 3
-    assert "of which 1 are off" in objection(late)
+    assert "of which 1 are off" in objection(late).sentence
 
 
 def test_a_sorted_file_is_learned_like_any_other(tmp_path, small_working_set):
@@ -398,13 +409,14 @@ def test_a_sorted_file_is_learned_like_any_other(tmp_path, small_working_set):
 @pytest.mark.parametrize("method", ["adam", "lbfgs", "linear"])
 def test_baselines_say_how_many_examples_they_saw(method, monkeypatch, small_working_set):
     sizes = []
-    learn = estimator.LEARNERS[method]
+    kind = type(find_learner(method))
+    learn = kind.learn
 
-    def spy(fitted, **options):
+    def spy(self, fitted, *rest):
         sizes.append(fitted.n)
-        return learn(fitted, **options)
+        return learn(self, fitted, *rest)
 
-    monkeypatch.setitem(estimator.LEARNERS, method, spy)
+    monkeypatch.setattr(kind, "learn", spy)
     many = Examples.from_callable(SMALL, "gaussian", n=4000, k=5, d=4)
     model = mha.AttentionRegressor(2, method, max_seconds=1.0).fit(many)
     (event,) = (event for event in model.trace_ if event.stage == "working set")
@@ -418,12 +430,12 @@ def test_under_noise_all_examples_are_fitted(tmp_path, knowing, monkeypatch):
     x, y = small_examples(10_000)
     sigma = 1e-2
     y += sigma * np.random.default_rng(1).standard_normal(y.shape)
-    model = mha.AttentionRegressor(2).fit(in_shards(x, y, tmp_path))
+    model = mha.AttentionRegressor(2, knowing).fit(in_shards(x, y, tmp_path))
     assert model.outcome_ is Outcome.FITTED
     (event,) = (event for event in model.trace_ if event.stage == "working set")
     assert event.step < 1000
     assert model.layer_.metadata["n_examples"] == "10000"
-    best, _ = polish_on(Examples(x, y), SMALL, Run(), bias=False, head_dim=None)
+    best = polish_on(Examples(x, y), SMALL, SMALL.architecture, Run()).layer
     deviations = measure_spectrum(SMALL, Examples(x, y)).deviations
     certificate = model.certificate_
     order = mha.compare(model.layer_, best).order
@@ -442,7 +454,7 @@ def test_what_cannot_be_refitted_says_how_many_examples_it_rests_on(tmp_path, kn
     monkeypatch.setattr(refit_module, "DENSE_LIMIT", 8)
     x, y = small_examples(4000)
     y += 1e-2 * np.random.default_rng(1).standard_normal(y.shape)
-    model = mha.AttentionRegressor(2).fit(in_shards(x, y, tmp_path))
+    model = mha.AttentionRegressor(2, knowing).fit(in_shards(x, y, tmp_path))
     n = model.layer_.metadata["n_examples"]
     assert int(n) < 400
     assert model.solution_.reason.endswith(f"; estimated from {n} of 4000 examples")

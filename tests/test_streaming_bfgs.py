@@ -7,7 +7,7 @@ from mhalearn import AttentionRegressor, Examples, Outcome, compare, random_laye
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.run.run import Run
 from mhalearn.solvers import streaming_bfgs as refit_module
-from mhalearn.solvers.gauss_newton import polish_on
+from mhalearn.solvers.polish import polish_on
 from mhalearn.solvers.streaming_bfgs import fit_streamed
 
 TRUTH = random_layer(2, 4, seed=1)
@@ -92,35 +92,35 @@ def test_a_key_vector_of_a_narrow_head_counts_as_its_rank():
 def test_passes_lead_to_the_least_squares_layer_of_all_examples(bias, causal, head_dim, ragged):
     truth = random_layer(2, 4, rank=head_dim, key_vector=bias, out_bias=bias, seed=1)
     truth = truth.replace(causal=causal)
-    if head_dim is not None:  # in the row space, as a rank asks
-        truth = truth.replace(key_vector=truth.theta[:, 0] * 0.5)
     n, sigma, rng = 3000, 1e-2, np.random.default_rng(5)
     x = sample_inputs("gaussian", n, 5, 4, seed=2)
     lengths = rng.integers(3, 6, n) if ragged else None
     y = truth(x, lengths)
     examples = Examples(x, y + sigma * rng.standard_normal(y.shape), lengths)
     part = examples.sample(500, seed=0)
-    start, _ = polish_on(part, truth, Run(), bias=bias, head_dim=head_dim)
-    found = fit_streamed(start, examples, part, Run(), head_dim=head_dim)
-    best, _ = polish_on(examples, truth, Run(), bias=bias, head_dim=head_dim)
-    deviations = measure_spectrum(truth, examples, head_dim).deviations
+    architecture = examples.architecture(2, head_dim=head_dim, bias=bias, causal=causal)
+    start = polish_on(part, truth, architecture, Run()).layer
+    found = fit_streamed(start, examples, part, architecture, Run())
+    best = polish_on(examples, truth, architecture, Run()).layer
+    deviations = measure_spectrum(truth, examples, architecture).deviations
     names = ["theta", "w"] + (["key_vector", "out_bias"] if bias else [])
     for name in names:
         one, wrong = sigma * getattr(deviations, name), getattr(found, name) - getattr(best, name)
         assert np.abs(wrong / one).max() < 0.02
         assert np.abs((getattr(start, name) - getattr(best, name)) / one).max() > 0.5
     if head_dim is not None:
-        assert np.linalg.matrix_rank(found.theta, tol=1e-9).tolist() == [head_dim] * 2
+        for matrices in (found.theta, found.w):
+            assert np.linalg.matrix_rank(matrices, tol=1e-9).tolist() == [head_dim] * 2
 
 
 def test_passes_that_do_not_get_there_are_none(monkeypatch):
     x, y = draw(2000, 1e-2)
     examples = Examples(x, y)
-    part = examples.sample(100, seed=0)
+    part, architecture = examples.sample(100, seed=0), examples.architecture(2)
     monkeypatch.setattr(refit_module, "_PASSES", 1)
-    assert fit_streamed(TRUTH, examples, part, Run(), head_dim=None) is None
+    assert fit_streamed(TRUTH, examples, part, architecture, Run()) is None
     monkeypatch.undo()
     monkeypatch.setattr(refit_module, "DENSE_LIMIT", 31)
-    assert fit_streamed(TRUTH, examples, part, Run(), head_dim=None) is None
+    assert fit_streamed(TRUTH, examples, part, architecture, Run()) is None
     monkeypatch.undo()
-    assert fit_streamed(TRUTH, examples, part, Run(), head_dim=None) is not None
+    assert fit_streamed(TRUTH, examples, part, architecture, Run()) is not None

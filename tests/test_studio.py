@@ -12,9 +12,10 @@ from starlette.testclient import TestClient
 
 import mhalearn as mha
 from mhalearn import cli
+from mhalearn.learners import list_learners
 from mhalearn.run.events import Event
 from mhalearn.studio import runs, server, worker
-from mhalearn.studio.request import METHODS, PRESETS, Limits, Wish, bounds, read_wish
+from mhalearn.studio.request import PRESETS, Limits, Wish, bounds, list_methods, read_wish
 
 HERE = "http://127.0.0.1:8042"
 # Stand-ins for the worker: what the server does must not depend on how fast a layer is learned.
@@ -107,10 +108,8 @@ def test_bad_wishes_are_refused_in_one_line(asked, said):
     assert len(str(refusal.value)) < 200
 
 
-def test_every_method_is_one_of_the_estimator():
-    from mhalearn.learners.settings import METHODS as KNOWN
-
-    assert set(METHODS) < set(KNOWN)
+def test_every_learner_is_offered_with_its_words():
+    assert list_methods() == {learner.name: learner.title for learner in list_learners()}
 
 
 # Who is let in
@@ -384,7 +383,7 @@ def test_the_worker_thins_what_a_fast_learner_tells():
     told = []
     truth = mha.random_layer(n_heads=1, d=2)
     estimator = mha.AttentionRegressor(1)
-    watcher = worker.Watcher(truth, estimator, told.append)
+    watcher = worker.LayerWatcher(truth, estimator, told.append)
     for step in range(5000):
         watcher.on_event(Event("adam", step, 1.0 / (step + 1), 0.0))
         watcher.show(truth)

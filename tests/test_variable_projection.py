@@ -8,11 +8,12 @@ from threadpoolctl import threadpool_limits
 
 from mhalearn._runtime.programs import float64, in_float64
 from mhalearn.data.inputs import sample_inputs
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.attention import fit_projections, forward
 from mhalearn.layer.batches import ROOM, Chunk, make_chunk
+from mhalearn.layer.dense import Dense, DenseHeads, truncate
 from mhalearn.layer.random_layers import random_layer
-from mhalearn.solvers.gauss_newton import State, descend
-from mhalearn.solvers.scaled_problem import Problem
+from mhalearn.solvers.gauss_newton import DIRECT, ITERATIVE, NO_RIDGE, State, _step
 from mhalearn.solvers.variable_projection import (
     heads_first,
     precondition,
@@ -50,7 +51,7 @@ class Case:
         parts = [chunk(start, size) for start in range(0, size * chunks, size)]
         self.data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
         theta = jnp.asarray(layer.query_theta)
-        self.theta = tangent_projection(theta, rank).retract(theta)
+        self.theta = theta if rank is None else truncate(theta, rank)
         self.ridge = jnp.asarray(ridge)
         self.fit = jax.jit(fit_projections)(self.theta, self.data, self.ridge)
         whole = chunk(0, N)
@@ -91,7 +92,8 @@ class Case:
             head_dim=head_dim,
             direct=direct,
         )
-        return np.asarray(query_first(found)).ravel()
+        self.last = found
+        return np.asarray(query_first(found.step)).ravel()
 
 
 @pytest.fixture(scope="module", params=["plain", "everything"])
@@ -130,6 +132,18 @@ def test_a_matrix_free_step_equals_the_dense_solve(case, damping):
     expected = np.linalg.solve(*case.equations(damping))
     assert np.linalg.norm(expected) > 1e-3
     assert np.linalg.norm(case.step(damping) - expected) < 1e-9 * np.linalg.norm(expected)
+    assert case.last.solved
+
+
+@pytest.mark.parametrize("damping", [1e-2, 3.0])
+@in_float64
+def test_the_predicted_reduction_is_that_of_the_quadratic_model(case, damping):
+    """The model of the objective, whose undamped equations have the same matrix and right side."""
+    matrix, right = case.equations(0.0)
+    step = case.step(damping)
+    reduction = 2 * right @ step - step @ matrix @ step
+    assert reduction > 1e-3
+    assert float(case.last.predicted_reduction) == pytest.approx(reduction, rel=1e-9)
 
 
 @pytest.mark.parametrize("damping", [1e-6, 1e-2])
@@ -139,6 +153,7 @@ def test_a_direct_step_needs_next_to_no_conjugate_gradients(case, damping):
     direct = case.step(damping, max_steps=3, direct=True)
     assert np.linalg.norm(direct - expected) < 1e-9 * np.linalg.norm(expected)
     other = case.step(damping, max_steps=3)
+    assert not case.last.solved
     assert np.linalg.norm(other - expected) > 1e-3 * np.linalg.norm(expected)
 
 
@@ -219,7 +234,10 @@ def test_the_tangent_space_is_that_of_products_of_factors(seed, head_dim):
 @in_float64
 def test_retraction_gives_the_nearest_matrices_of_that_rank(head_dim):
     theta = random_matrices(7)
-    nearest = np.asarray(tangent_projection(random_matrices(8), head_dim).retract(theta))
+    nearest = np.asarray(truncate(theta, head_dim))
+    kind = Dense(Architecture(4, 2, head_dim, bias=True))
+    w = jnp.zeros((2 * 4 + 1, 4))
+    np.testing.assert_array_equal(kind.retract(DenseHeads(theta, w)).theta, nearest)
     for head, low in zip(np.asarray(theta), nearest, strict=True):
         values = np.linalg.svd(head, compute_uv=False)
         assert np.linalg.matrix_rank(low, tol=1e-10) == head_dim
@@ -232,7 +250,8 @@ def test_full_heads_are_left_alone():
     theta = random_matrices(7)
     project = tangent_projection(theta, None)
     assert project(theta) is theta
-    assert project.retract(theta) is theta
+    heads = DenseHeads(theta, jnp.zeros((2 * 4 + 1, 4)))
+    assert Dense(Architecture(4, 2, bias=True)).retract(heads) is heads
 
 
 # Memory
@@ -252,14 +271,12 @@ def temporary_bytes(chunks, size, k, d, e, m, *, direct=False) -> int:
         weight=of(chunks, size, k),
         allowed=of(chunks, size, k, k, dtype=np.bool_),
     )
-    state = State(of(1, m, d, d), of(1, m * d, e), of(1), of(1), of(1))
+    heads = DenseHeads(of(1, m, d, d), of(1, m * d, e))
+    state = State(heads, of(1), of(1), of(1), of(1, dtype=np.bool_))
 
-    def step(state, data):
-        rows = chunks * size * k
-        problem = Problem(data, k, d, e, False, False, 1.0, 1.0, rows, 1.0)
-        return descend(state, problem, direct=direct)
-
-    return jax.jit(step).lower(state, data).compile().memory_analysis().temp_size_in_bytes
+    kind, options = Dense(Architecture(d, m, out_dim=e)), DIRECT if direct else ITERATIVE
+    lowered = _step.lower(state, data, 1.0, NO_RIDGE, None, kind, options, True, 1)
+    return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
 @in_float64

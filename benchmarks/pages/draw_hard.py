@@ -14,7 +14,7 @@ from matplotlib.ticker import NullFormatter
 from benchmarks import DOCS, RESULTS
 from benchmarks.studies.hard_dial import DIALS, SHARPNESSES
 from mhalearn.hardness.curve import LEARNED
-from mhalearn.hardness.plot import COLORS, draw_curve
+from mhalearn.hardness.plot import draw_curve, list_colors
 
 FOLDERS = (RESULTS, DOCS / "images")
 
@@ -33,7 +33,7 @@ def draw_dial(path: Path) -> None:
     for axes, dial, fixed in zip(panels, ("mix", "sharpness"), ("sharpness", "mix"), strict=True):
         points = [point for point in DIALS if point[fixed] == {"sharpness": 8.0, "mix": 0.0}[fixed]]
         values = sorted({point[dial] for point in points})
-        for method, color in COLORS.items():
+        for method, color in list_colors({row["method"] for row in rows}).items():
             shares = []
             for value in values:
                 own = [

@@ -34,8 +34,7 @@ from benchmarks.peers.dense_peers import (
     unless_too_large,
 )
 from mhalearn.layer.batches import Chunk
-from mhalearn.learners.baselines import adam, lbfgs
-from mhalearn.learners.newton import learn as learn_newton
+from mhalearn.learners import Adam, AdamOptions, Lbfgs, LbfgsOptions, Newton
 from mhalearn.learners.newton.continuation import ridge_at
 from mhalearn.learners.newton.starts import estimate_scales
 from mhalearn.solvers.gauss_newton import Ridge
@@ -45,7 +44,7 @@ def methods(quick: bool = False) -> dict[str, dict[str, Method]]:
     """Every method with its settings; the best setting by median time speaks for the method."""
     rates, lengths = ((0.03,), (3000,)) if quick else ((0.01, 0.03, 0.1), (1000, 3000, 10_000))
     return {
-        "newton": {"": partial(by_learner, learn_newton)},
+        "newton": {"": partial(by_learner, Newton())},
         "Adam": {f"rate {r:g}, {s} steps": tuned_adam(r, s) for r in rates for s in lengths},
         "Adam + ridge": {
             f"rate {r:g}": with_restarts(partial(annealed_adam, r)) for r in (0.03, 0.1)
@@ -54,7 +53,7 @@ def methods(quick: bool = False) -> dict[str, dict[str, Method]]:
             "SciPy L-BFGS-B": with_restarts(scipy_lbfgs),
             "optax.lbfgs": with_restarts(optax_lbfgs),
             "optax.lbfgs, mhalearn's baseline": partial(
-                by_learner, lbfgs.learn, starts=1, goal=GOAL
+                by_learner, Lbfgs(), options=LbfgsOptions(starts=1, goal=GOAL)
             ),
         },
         "scipy least_squares": {
@@ -72,7 +71,8 @@ def methods(quick: bool = False) -> dict[str, dict[str, Method]]:
 
 
 def tuned_adam(rate: float, steps: int) -> Method:
-    return partial(by_learner, adam.learn, learning_rate=rate, steps=steps, starts=1, goal=GOAL)
+    options = AdamOptions(learning_rate=rate, steps=steps, starts=1, goal=GOAL)
+    return partial(by_learner, Adam(), options=options)
 
 
 def relative_loss(flat: jax.Array, data: Chunk, energy: jax.Array) -> jax.Array:
@@ -129,8 +129,7 @@ def annealed_adam(rate: float, start: Start, deadline: float) -> End:
 
     g falls geometrically from 3 to 1e-2 and is then zero. The scales are the solver's estimates.
     """
-    heads = len(unflatten(jnp.asarray(start.flat), start.data)[0])
-    ridge = ridge_at(1.0, estimate_scales(start.problem, heads), start.problem)
+    ridge = ridge_at(1.0, estimate_scales(start.problem), start.problem)
     flat = jnp.asarray(start.flat)
     walk = Walk(flat, _ADAM.init(flat), jnp.asarray(0), jnp.asarray(math.inf))
     for until in range(100, ADAM_STEPS + 1, 100):

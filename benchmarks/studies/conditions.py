@@ -26,7 +26,7 @@ from mhalearn.data import Examples
 from mhalearn.judge.nondegeneracy import Condition, check_nondegeneracy
 from mhalearn.learners import chen_li as sculpt
 from mhalearn.learners.chen_li.body_shape import fit_shape
-from mhalearn.learners.chen_li.learner import certify, run_phases
+from mhalearn.learners.chen_li.learner import certify_and_confirm, run_phases
 from mhalearn.learners.chen_li.phase1_crude_sum import estimate_projection_sum
 from mhalearn.learners.chen_li.phase2_certification import CertifiedRows
 from mhalearn.learners.chen_li.phase3_refined_sum import large_margin_rows, refine_projection_sum
@@ -159,14 +159,14 @@ def first_phases(examples: Examples, truth: mha.AttentionLayer) -> list[float]:
     estimate = estimate_projection_sum(examples).estimate
     measured = [relative(estimate, total)]
     try:
-        rows = certify(examples, estimate, 8 * D**2, Run())
+        rows = certify_and_confirm(examples, estimate, 8 * D**2, Run())
         measured.append(false_rows(rows, truth))
         for round_ in (1, 2):
             proxy = fit_shape(rows, m, 2 * D**2).proxy
             margins = large_margin_rows(examples, proxy, 60 * D)
             estimate = refine_projection_sum(margins, estimate).estimate
             measured[2:] = [relative(estimate, total)]
-            rows = certify(examples, estimate, 5 * D**2, Run(), round_)
+            rows = certify_and_confirm(examples, estimate, 5 * D**2, Run(), round_)
     except sculpt.Breakdown:
         pass
     return measured
@@ -185,9 +185,9 @@ def run(name: str, seed: int) -> dict[str, object]:
     record |= {"shape": [heads, D, K], "scale": SCALE, "examples": N, "machine": machine()}
     record |= {"conditions": {item.name: [item.value, item.threshold] for item in items}}
     record |= {"violated": [item.name for item in items if not item.ok]}
-    trace = Run()
+    trace = Run(seed=seed)
     try:
-        phases = run_phases(examples, heads, seed, trace)
+        phases = run_phases(examples, heads, trace)
         record |= {"seconds": trace.seconds}
         basis = np.linalg.qr(truth.theta.reshape(heads, -1).T)[0].T
         measured = [

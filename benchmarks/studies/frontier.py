@@ -29,9 +29,10 @@ from benchmarks.ledger import Ledger, Record, finite, opened, study
 from benchmarks.peers.dense_peers import optimistix_descent, scipy_descent, unless_too_large
 from benchmarks.peers.peers import annealed_adam, optax_lbfgs, tuned_adam
 from mhalearn._runtime.threads import one_lapack_thread
-from mhalearn.learners.newton import learn
+from mhalearn.layer.dense import Dense
+from mhalearn.learners.newton import learn_newton
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import polish
+from mhalearn.solvers.polish import polish
 from mhalearn.solvers.scaled_problem import make_problem
 
 SHAPES = [(2, 8, 4), (4, 8, 4), (4, 16, 8), (8, 16, 8)]
@@ -47,8 +48,8 @@ def judge(layer: mha.AttentionLayer, truth: mha.AttentionLayer, x: np.ndarray) -
     """Parameter errors of what a method found, as it is and polished."""
     examples = mha.Examples(x, truth(x))
     with one_lapack_thread():
-        problem = make_problem(examples, truth.n_heads, bias=False, causal=False)
-        polished, loss = polish(layer, problem, Run())
+        problem = make_problem(examples, Dense(truth.architecture))
+        polished, loss = polish(layer, problem, Run())[:2]
     before, after = (mha.compare(one, truth).max_error for one in (layer, polished))
     return {
         "error": finite(before),
@@ -58,10 +59,9 @@ def judge(layer: mha.AttentionLayer, truth: mha.AttentionLayer, x: np.ndarray) -
 
 
 def recover(truth: mha.AttentionLayer, x: np.ndarray, seed: int, limit: float) -> Record:
-    examples, trace = mha.Examples(x, truth(x)), Run(limit)
-    shared = {"bias": False, "causal": False, "head_dim": None}
+    examples, trace = mha.Examples(x, truth(x)), Run(limit, seed=seed)
     with one_lapack_thread():
-        found = learn(examples, n_heads=truth.n_heads, seed=seed, run=trace, **shared).layer
+        found = learn_newton(examples, examples.architecture(truth.n_heads), trace).layer
     stages = [event.stage for event in trace.events if event.stage.startswith("round")]
     return {"seconds": trace.seconds, "last_stage": stages[-1]} | judge(found, truth, x)
 

@@ -13,7 +13,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package 
 from rich.table import Table
 
 from benchmarks.ledger import console, opened, study
-from mhalearn.hardness.curve import METHODS, Cell, asdict, growth, measure_cost, summarise
+from mhalearn.hardness.curve import (
+    Cell,
+    asdict,
+    growth,
+    list_curve_methods,
+    measure_cost,
+    summarise,
+)
 
 SHAPES = "2x8,4x8,6x8,2x16,4x16,6x16,8x16,2x32,4x32,6x32"
 # Its layer compiles what the others run.
@@ -21,7 +28,7 @@ _FIRST = 1000
 
 
 def main() -> None:
-    parser = study(__doc__ or "", "hard_curve", "0:10", ",".join(METHODS))
+    parser = study(__doc__ or "", "hard_curve", "0:10", ",".join(list_curve_methods()))
     parser.add_argument("--budget", type=float, default=5.0, help="seconds a fit, d = 32: fourfold")
     parser.add_argument("--families", default="parity,generic")
     parser.add_argument("--shapes", default=SHAPES, help="heads x width, between commas")

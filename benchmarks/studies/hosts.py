@@ -34,8 +34,10 @@ from benchmarks.ledger import Ledger, Record
 from mhalearn._runtime import devices
 from mhalearn._runtime.programs import float64
 from mhalearn.layer.batches import Chunk, sum_over_chunks
-from mhalearn.layer.factored import Factors, apply_heads, random_heads
-from mhalearn.solvers.gauss_newton import descend, init_state
+from mhalearn.layer.dense import Dense
+from mhalearn.layer.factored import Factored, Factors
+from mhalearn.layer.parametrisation import Parametrisation
+from mhalearn.solvers.gauss_newton import init_dense, take_step
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 DOC = DOCS / "many_hosts.md"
@@ -53,21 +55,22 @@ WORKSPACE = 16 * 8 * 2**24  # bytes of intermediates on a GPU (`attention.on_dev
 
 def dense_step(n: int) -> Record:
     layer = mha.random_layer(4, 16, seed=0)
-    problem = problem_of(layer, n, 8, narrow=False)
-    state = init_state(np.random.default_rng(1).standard_normal((1, 4, 16, 16)) / 16, problem)
-    return timed(lambda: jax.block_until_ready(descend(state, problem)))
+    problem = problem_of(layer, n, 8, Dense(layer.architecture))
+    state = init_dense(np.random.default_rng(1).standard_normal((1, 4, 16, 16)) / 16, problem)
+    return timed(lambda: jax.block_until_ready(take_step(state, problem)))
 
 
 def narrow_gradient(n: int) -> Record:
     layer = mha.random_layer(8, 64, rank=16, seed=0)
-    problem = problem_of(layer, n, 16, narrow=True)
+    problem = problem_of(layer, n, 16, Factored(mha.Architecture(64, 8, 16)))
     with float64():
-        heads = random_heads(problem, 8, 16, np.random.default_rng(1))
+        kind = problem.parametrisation
+        heads = kind.init(np.random.default_rng(1))
 
         @jax.jit
         def gradient(heads: Factors, data: Chunk) -> Factors:
             def wrong(heads: Factors, chunk: Chunk) -> jax.Array:
-                return jnp.sum((apply_heads(heads, chunk) - chunk.labels) ** 2)
+                return jnp.sum((kind.outputs(heads, chunk) - chunk.labels) ** 2)
 
             return sum_over_chunks(
                 lambda chunk: jax.grad(wrong)(heads, chunk), data, problem.devices
@@ -84,11 +87,11 @@ def narrow_gradient(n: int) -> Record:
     }
 
 
-def problem_of(layer: mha.AttentionLayer, n: int, k: int, *, narrow: bool) -> Problem:
+def problem_of(layer: mha.AttentionLayer, n: int, k: int, kind: Parametrisation) -> Problem:
     devices.WORTH = 0.0
     x = mha.sample_inputs("boolean", n, k, layer.d, seed=2)
     examples = mha.Examples(x, layer(x))
-    return make_problem(examples, layer.n_heads, bias=False, causal=False, narrow=narrow)
+    return make_problem(examples, kind)
 
 
 def timed(step: object) -> Record:

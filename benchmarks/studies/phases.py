@@ -25,14 +25,15 @@ import numpy as np
 import mhalearn as mha
 from benchmarks import RESULTS
 from mhalearn.data import Examples
+from mhalearn.layer.dense import Dense
+from mhalearn.learners import ChenLiOptions, newton
 from mhalearn.learners import chen_li as sculpt
-from mhalearn.learners import newton
 from mhalearn.learners.chen_li.body_shape import BodyShape, fit_shape
-from mhalearn.learners.chen_li.learner import Phases, later_rows, run_phases, search_phase
+from mhalearn.learners.chen_li.learner import Phases, run_phases, search_phase
 from mhalearn.learners.chen_li.phase2_certification import CertifiedRows, screen_pairs
 from mhalearn.learners.chen_li.phase3_refined_sum import large_margin_rows, refine_projection_sum
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import polish
+from mhalearn.solvers.polish import polish
 from mhalearn.solvers.scaled_problem import make_problem
 
 FILE = RESULTS / "phases.json"
@@ -109,7 +110,7 @@ def from_exact_inputs(
 ) -> dict[str, float]:
     """Each phase fed with the truth, to see where accuracy is lost."""
     m, d, total = truth.n_heads, examples.d, truth.w.sum(axis=0)
-    rows = screen_pairs(examples, total, later_rows(m) * d * d)
+    rows = screen_pairs(examples, total, ChenLiOptions().later_rows[m > 2] * d * d)
     heads = truth.theta.reshape(m, -1)
     shares = np.linalg.solve(heads @ heads.T, np.ones(m))
     proxy = (shares / shares.sum() @ heads).reshape(d, d)
@@ -117,7 +118,7 @@ def from_exact_inputs(
     exact = BodyShape(proxy, wide, np.zeros(0))
     margins = large_margin_rows(examples, proxy, 60 * d)
     refined = refine_projection_sum(margins, np.zeros_like(total))
-    net = search_phase(examples, exact, m, seed, Run())
+    net = search_phase(examples, exact, m, Run(seed=seed))
     return {
         "span sine from the exact sum": span_sine(fit_shape(rows, m, 2 * d * d).span, truth),
         "sum error from the exact proxy": relative(refined.estimate, total),
@@ -149,16 +150,10 @@ def without_phases(examples: Examples, n_heads: int, seed: int, fresh: Examples)
 
     It is Levenberg-Marquardt with W eliminated, a ridge annealed away and restarts.
     """
-    solution = newton.learn(
-        examples.subset(slice(0, 400)),
-        n_heads=n_heads,
-        bias=False,
-        causal=False,
-        head_dim=None,
-        seed=seed,
-        run=Run(),
+    found = newton.learn_newton(
+        examples.subset(slice(0, 400)), examples.architecture(n_heads), Run(seed=seed)
     )
-    return mean_squared(solution.layer, fresh)
+    return mean_squared(found.layer, fresh)
 
 
 def run(line: int, seed: int, more: int | None) -> dict[str, object]:
@@ -169,9 +164,9 @@ def run(line: int, seed: int, more: int | None) -> dict[str, object]:
     fresh = Examples.from_callable(truth, inputs, n=10_000, k=k, d=d, seed=3000 + seed)
     record: dict[str, object] = {"line": line, "seed": seed, "shape": [m, d, k], "scale": scale}
     record |= {"examples": n, "inputs": inputs, "machine": machine()}
-    trace = Run()
+    trace = Run(seed=seed)
     try:
-        phases = run_phases(examples, m, seed, trace)
+        phases = run_phases(examples, m, trace)
     except sculpt.Breakdown as breakdown:
         return record | {"failure": str(breakdown), "seconds": trace.seconds}
     total = truth.w.sum(axis=0)
@@ -193,8 +188,8 @@ def run(line: int, seed: int, more: int | None) -> dict[str, object]:
     }
     began = time.monotonic()
     part = examples.subset(slice(0, 4000))
-    problem = make_problem(part, m, bias=False, causal=False)
-    polished, _ = polish(phases.net.layer, problem, Run())
+    problem = make_problem(part, Dense(part.architecture(m)))
+    polished = polish(phases.net.layer, problem, Run()).layer
     record |= {"polished_mse": mean_squared(polished, fresh)}
     record |= {"polish_seconds": time.monotonic() - began}
     if seed < CONTROLLED:

@@ -67,9 +67,9 @@ def measure(case: dict) -> dict:
     record = case | {"machine": machine()}
     if case["kind"] == "frequency":
         return record | {"frequencies": measure_frequency(truth, examples)}
-    trace = Run()
+    trace = Run(seed=seed)
     try:
-        phases = sculpt.run_phases(examples, m, seed, trace)
+        phases = sculpt.run_phases(examples, m, trace)
     except sculpt.Breakdown as breakdown:
         return record | {"failure": f"{breakdown.phase}: {breakdown}", "seconds": trace.seconds}
     fresh = Examples.from_callable(truth, "boolean", n=10_000, k=k, d=d, seed=7000 + seed)

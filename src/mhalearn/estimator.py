@@ -21,10 +21,12 @@ from mhalearn._runtime.version import __version__
 from mhalearn.data import Examples, Survey, as_examples, check_sizes
 from mhalearn.data.input_information import measure_information
 from mhalearn.data.label_precision import label_precision
-from mhalearn.judge.certificate import Certificate, refitted
-from mhalearn.judge.consistency_checks import is_noise_without_outliers
+from mhalearn.judge.certificate import Certificate
+from mhalearn.judge.consistency_checks import has_outliers, is_noise_without_outliers
 from mhalearn.judge.evidence import Evidence
+from mhalearn.judge.noise import refitted, with_noise_of_fit
 from mhalearn.judge.residuals import measure_residuals
+from mhalearn.judge.score import determination
 from mhalearn.judge.solution import Solution
 from mhalearn.judge.subsets import Subsets, split_to_certify
 from mhalearn.judge.verdict import judge
@@ -165,16 +167,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def score(self, X: ArrayLike, Y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Coefficient of determination over all outputs: 1 - |Y - F|^2 / |Y - mean Y|^2."""
         check_is_fitted(self)
-        examples = Examples(X, Y)
-        y = examples.arrays().y.astype(np.float64)
-        if y.shape[2] != self.layer_.out_dim:
-            raise ValueError(f"Y has {y.shape[2]} columns, the layer has {self.layer_.out_dim}")
-        weights = np.ones(len(y)) if sample_weight is None else _weights(sample_weight, len(y))
-        each = weights[:, None, None]
-        middle = np.sum(each * y, axis=(0, 1)) / (each.sum() * y.shape[1])
-        spread = float(np.sum(each * (y - middle) ** 2))
-        wrong = float(np.sum(each * (y - self.predict(X)) ** 2))
-        return 1.0 - wrong / spread if spread > 0 else float(wrong == 0.0)
+        return determination(self.layer_, Examples(X, Y), sample_weight)
 
     def best_layer_so_far(self) -> Layer | None:
         """The best layer of a fit that is running or was interrupted; None before there is one."""
@@ -230,7 +223,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         verdict = judge(evidence)
         layer, reason = evidence.layer, verdict.reason
         if verdict.outcome is Outcome.FITTED and certificate is not None:
-            certificate = certificate.withdrawn(reason)
+            certificate = with_noise_of_fit(certificate.withdrawn(reason), evidence)
             if self.polish and not run.is_over() and is_noise_without_outliers(evidence):
                 layer, certificate, told = self._refit(certificate, evidence)
                 reason += told
@@ -306,7 +299,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _refit(
         self, certificate: Certificate, evidence: Evidence
     ) -> tuple[Layer, Certificate, str]:
-        """Under noise what certified, or was left where it is, is worth more fitted."""
+        """Under noise what certified, or was left where it is, is worth more fitted.
+
+        Unless that shows wrong labels among it: then all stays as it was.
+        """
         layer, subsets = evidence.layer, evidence.subsets
         examples, working_set = subsets.every, subsets.working_set
         architecture, run, told = self._architecture, self._run, ""
@@ -324,6 +320,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 examples = working_set
         layer = layer.replace(metadata=self._metadata(examples.n))
         residuals = measure_residuals(layer, examples, evidence.label_precision)
+        if has_outliers(residuals):
+            return evidence.layer, certificate, ""
         refit = refitted(certificate, layer, examples, architecture, residuals, working_set)
         return layer, refit, told
 
@@ -368,15 +366,3 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
 def _method_name(method: str | Learner) -> str:
     return method if isinstance(method, str) else method.name
-
-
-def _weights(sample_weight: ArrayLike, n: int) -> Float64:
-    try:
-        weights = np.asarray(sample_weight, dtype=np.float64)
-    except (ValueError, TypeError):
-        weights = np.zeros(0)
-    if weights.shape != (n,):
-        raise ValueError(f"sample_weight must have one number for each of {n} examples")
-    if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.sum() > 0):
-        raise ValueError("sample_weight: pass finite numbers of at least 0, not all of them 0")
-    return weights

@@ -8,10 +8,10 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
-P = ParamSpec("P")
+_P = ParamSpec("_P")
 
 
-R = TypeVar("R")
+_R = TypeVar("_R")
 
 
 def float64() -> AbstractContextManager[None]:
@@ -19,11 +19,11 @@ def float64() -> AbstractContextManager[None]:
     return jax.enable_x64(True)
 
 
-def in_float64(function: Callable[P, R]) -> Callable[P, R]:
+def in_float64(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Run a function inside `float64()`."""
 
     @wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         with float64():
             return function(*args, **kwargs)
 

@@ -29,7 +29,7 @@ class Target(enum.StrEnum):
     TRANSFORMER_LENS = "transformerlens"
 
 
-class Precision(enum.StrEnum):
+class Dtype(enum.StrEnum):
     FLOAT32 = "float32"
     FLOAT64 = "float64"
 
@@ -94,7 +94,7 @@ def export(
     ] = None,
     head_dim: Annotated[int | None, typer.Option(min=1, help="Head dimension.")] = None,
     dtype: Annotated[
-        Precision | None, typer.Option(help="Precision; as the weights are unless given.")
+        Dtype | None, typer.Option(help="Precision; as the weights are unless given.")
     ] = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Singular values this small, relatively, count as zero.")

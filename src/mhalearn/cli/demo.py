@@ -10,7 +10,7 @@ import typer
 from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.exit_codes import Exit, guarded
 from mhalearn.cli.fit import fit
-from mhalearn.cli.generate import draw
+from mhalearn.cli.generate import draw_examples
 from mhalearn.cli.options import Folder, Json, make_folder
 from mhalearn.cli.output import print_json, print_verdict, times
 
@@ -33,7 +33,7 @@ def demo(out: Folder = Path("demo"), as_json: Json = False) -> int:
     began = time.monotonic()
     use_compilation_cache()
     truth = mha.random_layer(n_heads=_HEADS, d=_DIM, seed=0)
-    examples = draw(truth, "boolean", _EXAMPLES, _TOKENS, seed=0)
+    examples = draw_examples(truth, "boolean", _EXAMPLES, _TOKENS, seed=0)
     paths = make_folder(
         out, "examples.safetensors", "truth.safetensors", "layer.safetensors", "report.html"
     )
@@ -42,7 +42,7 @@ def demo(out: Folder = Path("demo"), as_json: Json = False) -> int:
     estimator = mha.AttentionRegressor(n_heads=_HEADS, random_state=0)
     solution = fit(estimator, examples, paths["layer"]).solution_
     solution.layer.save(paths["layer"])
-    fresh = draw(truth, "boolean", _FRESH, _TOKENS, seed=1)
+    fresh = draw_examples(truth, "boolean", _FRESH, _TOKENS, seed=1)
     certificate = mha.certify(solution.layer, fresh, learned_from=examples)
     comparison = mha.compare(solution.layer, truth)
     changes: dict[str, Any] = {"settings": solution.settings | {"command": "mhalearn demo"}}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import ParamSpec
 
-P = ParamSpec("P")
+_P = ParamSpec("_P")
 
 
 class Exit(enum.IntEnum):
@@ -29,11 +29,11 @@ class Stopped(KeyboardInterrupt):
         self.saved = saved
 
 
-def guarded(command: Callable[P, int], group: str = "") -> Callable[P, int]:
+def guarded(command: Callable[_P, int], group: str = "") -> Callable[_P, int]:
     """Turn what a command raises into one line on standard error and an exit code."""
 
     @functools.wraps(command)
-    def guard(*args: P.args, **kwargs: P.kwargs) -> int:
+    def guard(*args: _P.args, **kwargs: _P.kwargs) -> int:
         # import is a keyword: its function is import_
         name = f"{group} {command.__name__.rstrip('_')}".lstrip()
         try:

@@ -66,7 +66,7 @@ def generate(
     recipe = {"n_heads": heads, "d": dim, "scale": scale, "rank": rank}
     given = {name: value for name, value in recipe.items() if value is not None}
     teacher = _random(given, seed) if layer is None else _from_file(layer, given, out)
-    drawn = draw(teacher, inputs.value, examples, tokens, seed, noise)
+    drawn = draw_examples(teacher, inputs.value, examples, tokens, seed, noise)
     paths = make_folder(out, "examples.safetensors", "layer.safetensors")
     drawn.save(paths["examples"])
     teacher.save(paths["layer"])
@@ -92,7 +92,7 @@ def generate(
     return Exit.DONE
 
 
-def draw(
+def draw_examples(
     layer: AttentionLayer, inputs: str, n: int, tokens: int, seed: int, noise: float = 0.0
 ) -> Examples:
     """Examples of a layer, in memory; they remember which, for `certify` to tell."""

@@ -12,7 +12,7 @@ import typer
 
 from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.exit_codes import Exit, guarded
-from mhalearn.cli.generate import draw
+from mhalearn.cli.generate import draw_examples
 from mhalearn.cli.options import Count, Folder, Json, Noise, Seed, make_folder
 from mhalearn.cli.output import print_facts, print_json, print_table, strict
 from mhalearn.learners.registry import BUILTIN
@@ -131,14 +131,14 @@ def curve(
 
 def _cells(heads: str, dims: str, methods: str) -> list[Cell]:
     """All combinations of what was asked for, for parities and for random layers."""
-    from mhalearn.hardness.curve import Cell, list_methods
+    from mhalearn.hardness.curve import Cell, list_curve_methods
 
     counts, widths, learners = (
         _integers("--heads", heads),
         _integers("--dims", dims),
         methods.split(","),
     )
-    known = list_methods()
+    known = list_curve_methods()
     for name in learners:
         if name not in known:
             raise ValueError(f"--methods {name}: choose among {', '.join(known)}")
@@ -205,7 +205,7 @@ def _write(
 
     _check_recipe(family, recipe)
     layer, secret = mha.hard_layer(family, **recipe)
-    drawn = draw(layer, "boolean", n, 2, recipe["seed"], noise)
+    drawn = draw_examples(layer, "boolean", n, 2, recipe["seed"], noise)
     names = ("layer.safetensors", "secret.safetensors", "examples.safetensors")
     paths = make_folder(out, *names)
     layer.save(paths["layer"])

@@ -15,12 +15,13 @@ commands = typer.Typer()
 
 
 @commands.command(
+    "certify",
     epilog="Example:\n\n"
     "  mhalearn certify layer.safetensors fresh.safetensors --delta 0.01\n\n"
-    "The examples must be new: those the layer was learned from are refused."
+    "The examples must be new: those the layer was learned from are refused.",
 )
 @guarded
-def certify(
+def certify_command(
     layer: LayerFile,
     examples: Annotated[
         Path, typer.Argument(metavar="EXAMPLES", help="Examples not learned from.")
@@ -56,12 +57,13 @@ def certify(
 
 
 @commands.command(
+    "compare",
     epilog="Example:\n\n"
     "  mhalearn compare layer.safetensors truth.safetensors\n\n"
-    "In JSON max_error is null, and comparable false, where heads or shapes differ."
+    "In JSON max_error is null, and comparable false, where heads or shapes differ.",
 )
 @guarded
-def compare(
+def compare_command(
     learned: Annotated[Path, typer.Argument(metavar="LAYER", help="The learned layer.")],
     truth: Annotated[Path, typer.Argument(metavar="LAYER", help="The layer to compare with.")],
     as_json: Json = False,
@@ -89,9 +91,9 @@ def compare(
     return Exit.DONE
 
 
-@commands.command(epilog="Example:\n\n  mhalearn check layer.safetensors --tokens 8")
+@commands.command("check", epilog="Example:\n\n  mhalearn check layer.safetensors --tokens 8")
 @guarded
-def check(
+def check_command(
     layer: LayerFile,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of an example.")],
     as_json: Json = False,

@@ -27,7 +27,10 @@ commands = typer.Typer()
 
 def _check_method(name: str) -> str:
     """A name of the registry, which other modules may have added to."""
-    known = (AUTO, *(learner.name for learner in list_learners()))
+    try:
+        known = _list_methods()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     if name not in known:
         said = ", ".join(repr(choice) for choice in known)
         raise typer.BadParameter(f"{name!r} is not one of {said}.")
@@ -35,21 +38,25 @@ def _check_method(name: str) -> str:
 
 
 def _complete_method(typed: str) -> list[str]:
-    names = (AUTO, *(learner.name for learner in list_learners()))
-    return [name for name in names if name.startswith(typed)]
+    return [name for name in _list_methods() if name.startswith(typed)]
+
+
+def _list_methods() -> list[str]:
+    return [AUTO, *(learner.name for learner in list_learners())]
 
 
 @commands.command(
+    "learn",
     epilog="Examples:\n\n"
     "  mhalearn learn data/examples.safetensors --heads 3 --out layer.safetensors\n\n"
     "  mhalearn learn data.npz --report report.html --json > result.json\n\n"
     "  mhalearn learn shards/ --heads auto --checkpoint run.safetensors --resume\n\n"
     "  srun mhalearn learn shards/ --distributed --out layer.safetensors\n\n"
     "Exit code 0: recovered; 3: finished, not recovered; 2: bad input; 4: broken from outside; "
-    "130: Ctrl-C, with the best layer so far in --out."
+    "130: Ctrl-C, with the best layer so far in --out.",
 )
 @guarded
-def learn(
+def learn_command(
     examples: Annotated[
         Path,
         typer.Argument(

@@ -24,11 +24,11 @@ from mhalearn.data.shards import (
     write_shards,
 )
 from mhalearn.data.sources import (
-    Arrays,
-    Block,
-    Drawn,
+    ArraySource,
+    DrawnSource,
+    ExampleBlock,
+    ExampleSource,
     Shares,
-    Source,
     check_examples,
     join_blocks,
     view_source,
@@ -62,12 +62,14 @@ class Examples:
         *,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self._source: Source = Arrays(check_examples(X, Y, lengths), lengths is not None)
+        self._source: ExampleSource = ArraySource(
+            check_examples(X, Y, lengths), lengths is not None
+        )
         self._working_set: Examples | None = None
         self.metadata = check_metadata(metadata)
 
     @classmethod
-    def _over(cls, source: Source, metadata: Mapping[str, Any]) -> "Examples":
+    def _over(cls, source: ExampleSource, metadata: Mapping[str, Any]) -> "Examples":
         examples = cls.__new__(cls)
         examples._source, examples._working_set = source, None
         examples.metadata = check_metadata(metadata)
@@ -114,7 +116,7 @@ class Examples:
             )
         name = inputs if isinstance(inputs, str) else getattr(inputs, "__name__", "sampler")
         return cls._over(
-            Drawn(f, inputs, n, k, d, seed, noise, progress),
+            DrawnSource(f, inputs, n, k, d, seed, noise, progress),
             {"inputs": name, "seed": int(seed), "noise": float(noise)},
         )
 
@@ -148,7 +150,7 @@ class Examples:
         """Whether a pass over the examples reads or computes nothing."""
         if isinstance(self._source, Shares):
             return self._source.in_memory
-        return isinstance(self._source, Arrays)
+        return isinstance(self._source, ArraySource)
 
     @property
     def bounds(self) -> NDArray[np.int64]:
@@ -182,15 +184,15 @@ class Examples:
     def __repr__(self) -> str:
         return f"Examples(n={self.n}, k={self.k}, d={self.d}, out_dim={self.out_dim})"
 
-    def chunks(self, size: int) -> Iterator[Block]:
+    def chunks(self, size: int) -> Iterator[ExampleBlock]:
         """All examples in order, `size` at a time (the last chunk may be smaller): X, Y, lengths.
 
         Memory: one chunk and one block of the source.
         """
         return self._chunks(check_count("size", size))
 
-    def _chunks(self, size: int) -> Iterator[Block]:
-        waiting: list[Block] = []
+    def _chunks(self, size: int) -> Iterator[ExampleBlock]:
+        waiting: list[ExampleBlock] = []
         count = 0
         for index in range(len(self._source.starts) - 1):
             block = self._source.block(index)
@@ -206,10 +208,12 @@ class Examples:
         if waiting:
             yield join_blocks(waiting)
 
-    def arrays(self) -> Block:
+    def arrays(self) -> ExampleBlock:
         """X, Y and lengths of all examples, in memory."""
         k, d, e = self._source.shape
-        none = Block(np.zeros((0, k, d)), np.zeros((0, k, e), self.y_dtype), np.zeros(0, np.int64))
+        none = ExampleBlock(
+            np.zeros((0, k, d)), np.zeros((0, k, e), self.y_dtype), np.zeros(0, np.int64)
+        )
         return next(self._chunks(max(1, self.n)), none)
 
     def subset(self, indices: Indices) -> "Examples":
@@ -306,7 +310,7 @@ class Examples:
             survey = _merged(survey)
             owners = np.flatnonzero(np.diff(cuts)).tolist()
             parts = [
-                Block(*devices.broadcast_from_owner(owner, mine if owner == here else None))
+                ExampleBlock(*devices.broadcast_from_owner(owner, mine if owner == here else None))
                 for owner in owners
             ]
             block = join_blocks(parts).rows(np.argsort(place))
@@ -317,13 +321,13 @@ class Examples:
 
     def _survey_and_pick(
         self, chosen: NDArray[np.int64], place: NDArray[np.int64]
-    ) -> tuple[Survey, Block]:
+    ) -> tuple[Survey, ExampleBlock]:
         """`survey`, and the chosen examples, ascending, each put into its place."""
         count = len(chosen)
         lengths = np.empty(count, np.int64)
         x = y = np.empty(0)
 
-        def picking() -> Iterator[Block]:
+        def picking() -> Iterator[ExampleBlock]:
             nonlocal x, y
             start = 0
             for block in self._chunks(1024):
@@ -335,7 +339,7 @@ class Examples:
                 start += len(block.x)
                 yield block
 
-        return survey_blocks(picking(), self.n), Block(x, y, lengths)
+        return survey_blocks(picking(), self.n), ExampleBlock(x, y, lengths)
 
     def hashes(self) -> NDArray[np.uint64]:
         """A 64-bit hash of each example's values; see `Survey`."""

@@ -18,7 +18,7 @@ from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
 
 # How much more equations than unknowns there must be before an exact fit means something.
-ENOUGH = 1.1
+ENOUGH_EQUATIONS = 1.1
 # Responses that differ by less are equal, whatever the precision of the labels.
 _EQUAL = 1e-7
 # The same in units of the labels' last place: four times what an exact fit may be off by.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mhalearn._runtime import storage
 from mhalearn._runtime.validation import check_count, check_shape
 from mhalearn._runtime.version import __version__
-from mhalearn.data.sources import Block, Source, check_examples
+from mhalearn.data.sources import ExampleBlock, ExampleSource, check_examples
 
 KIND = "examples"
 REQUIRED = ("X", "Y")
@@ -22,20 +22,23 @@ INDEX = "index.json"
 _BLOCK = 2**24
 
 
-def block_tensors(block: Block, has_lengths: bool) -> storage.Tensors:
+def block_tensors(block: ExampleBlock, has_lengths: bool) -> storage.Tensors:
     tensors: storage.Tensors = {"X": block.x, "Y": block.y}
     return tensors | {"lengths": block.lengths} if has_lengths else tensors
 
 
 def write_block(
-    path: str | Path, block: Block, has_lengths: bool, metadata: Mapping[str, Any]
+    path: str | Path, block: ExampleBlock, has_lengths: bool, metadata: Mapping[str, Any]
 ) -> None:
     said = {"kind": KIND, "metadata": as_json(metadata)}
     storage.write_tensors(path, block_tensors(block, has_lengths), said)
 
 
 def write_shards(
-    path: str | Path, blocks: Iterator[Block], source: Source, metadata: Mapping[str, Any]
+    path: str | Path,
+    blocks: Iterator[ExampleBlock],
+    source: ExampleSource,
+    metadata: Mapping[str, Any],
 ) -> None:
     """Write each block as a shard, and the index last: a folder with an index is complete."""
     k, d, e = source.shape
@@ -83,7 +86,7 @@ class Shards:
                 self._blocks.append((path, slice(start, None if last else start + most)))
                 self.starts.append(first + min(n, start + most))
 
-    def block(self, index: int) -> Block:
+    def block(self, index: int) -> ExampleBlock:
         tensors = self._read(index, "X", "Y", "lengths")
         path = self._blocks[index][0]
         try:

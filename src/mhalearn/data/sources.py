@@ -16,19 +16,19 @@ from mhalearn.interop import as_function
 from mhalearn.run.events import Event
 
 
-class Block(NamedTuple):
+class ExampleBlock(NamedTuple):
     """Examples that lie together in memory."""
 
     x: NDArray[Any]
     y: NDArray[Any]
     lengths: NDArray[np.int64]
 
-    def rows(self, part: slice | NDArray[np.int64]) -> "Block":
-        return Block(self.x[part], self.y[part], self.lengths[part])
+    def rows(self, part: slice | NDArray[np.int64]) -> "ExampleBlock":
+        return ExampleBlock(self.x[part], self.y[part], self.lengths[part])
 
 
 @runtime_checkable
-class Source(Protocol):
+class ExampleSource(Protocol):
     """Where examples live: blocks of examples of one shape, read one at a time, in any order."""
 
     starts: list[int]  # the first example of each block, and at the end the number of examples
@@ -36,31 +36,31 @@ class Source(Protocol):
     y_dtype: np.dtype[Any]
     has_lengths: bool
 
-    def block(self, index: int) -> Block: ...
+    def block(self, index: int) -> ExampleBlock: ...
 
     def lengths(self, index: int) -> NDArray[np.int64]:
         """The lengths in a block, without reading the rest of it."""
         ...
 
 
-class Arrays:
+class ArraySource:
     """Examples in memory: one block."""
 
-    def __init__(self, block: Block, has_lengths: bool) -> None:
+    def __init__(self, block: ExampleBlock, has_lengths: bool) -> None:
         self._block = block
         self.starts = [0, len(block.x)]
         self.shape = (*block.x.shape[1:], block.y.shape[2])
         self.y_dtype = block.y.dtype
         self.has_lengths = has_lengths
 
-    def block(self, index: int) -> Block:
+    def block(self, index: int) -> ExampleBlock:
         return self._block
 
     def lengths(self, index: int) -> NDArray[np.int64]:
         return self._block.lengths
 
 
-class Drawn:
+class DrawnSource:
     """Examples of a callable: a block of inputs has its own random stream, labels are computed."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Drawn:
         rounds = noise > 0 and np.issubdtype(labels.dtype, np.integer)
         self.y_dtype = np.dtype(np.float64) if rounds else labels.dtype
 
-    def block(self, index: int) -> Block:
+    def block(self, index: int) -> ExampleBlock:
         k, d, e = self.shape
         n = self.starts[index + 1] - self.starts[index]
         x = draw_block(self._inputs, index, n, k, d, self._seed)
@@ -106,7 +106,7 @@ class Drawn:
             done, n = self.starts[index + 1], self.starts[-1]
             seconds = time.monotonic() - self._began
             self._progress(Event("labelling", done, math.nan, seconds, data={"of": n}))
-        return frozen(Block(x, y.astype(self.y_dtype, copy=False), self.lengths(index)))
+        return frozen(ExampleBlock(x, y.astype(self.y_dtype, copy=False), self.lengths(index)))
 
     def lengths(self, index: int) -> NDArray[np.int64]:
         return np.full(self.starts[index + 1] - self.starts[index], self.shape[0], np.int64)
@@ -128,7 +128,7 @@ class View:
     Blocks that hold none of them are left out, and never read. Memory: eight bytes an example.
     """
 
-    def __init__(self, source: Source, chosen: NDArray[np.int64]) -> None:
+    def __init__(self, source: ExampleSource, chosen: NDArray[np.int64]) -> None:
         home = np.searchsorted(source.starts, chosen, side="right") - 1
         blocks, first = np.unique(home, return_index=True)
         self._source, self._chosen, self.blocks = source, chosen, blocks.tolist()
@@ -136,7 +136,7 @@ class View:
         self.shape, self.y_dtype = source.shape, source.y_dtype
         self.has_lengths = source.has_lengths
 
-    def block(self, index: int) -> Block:
+    def block(self, index: int) -> ExampleBlock:
         return frozen(self._source.block(self.blocks[index]).rows(self._rows(index)))
 
     def lengths(self, index: int) -> NDArray[np.int64]:
@@ -150,13 +150,13 @@ class View:
 class Kept:
     """The blocks of another source, held in memory once read."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ExampleSource) -> None:
         self._source = source
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, ExampleBlock] = {}
         self.starts, self.shape, self.y_dtype = source.starts, source.shape, source.y_dtype
         self.has_lengths = source.has_lengths
 
-    def block(self, index: int) -> Block:
+    def block(self, index: int) -> ExampleBlock:
         if index not in self._blocks:
             self._blocks[index] = self._source.block(index)
         return self._blocks[index]
@@ -174,7 +174,7 @@ class Shares:
     must read the same blocks in the same order; `mine` is what each may read by itself.
     """
 
-    def __init__(self, source: Source, owners: list[int]) -> None:
+    def __init__(self, source: ExampleSource, owners: list[int]) -> None:
         self._source, self._owners = source, owners
         self._lengths: dict[int, NDArray[np.int64]] = {}
         self.starts, self.shape, self.y_dtype = source.starts, source.shape, source.y_dtype
@@ -186,10 +186,10 @@ class Shares:
     def in_memory(self) -> bool:
         return isinstance(self._source, Kept)
 
-    def block(self, index: int) -> Block:
+    def block(self, index: int) -> ExampleBlock:
         owner = self._owners[index]
         mine = self._source.block(index) if owner == devices.process_index() else None
-        return frozen(Block(*devices.broadcast_from_owner(owner, mine)))
+        return frozen(ExampleBlock(*devices.broadcast_from_owner(owner, mine)))
 
     def lengths(self, index: int) -> NDArray[np.int64]:
         if not self.has_lengths:
@@ -205,13 +205,13 @@ class Shares:
         owners = [self._owners[block] for block in view.blocks]
         return Shares(Kept(view) if keep else view, owners)
 
-    def mine(self) -> Source:
+    def mine(self) -> ExampleSource:
         """What this process owns; it may be nothing."""
         first, end = self.bounds[devices.process_index() :][:2]
         return View(self._source, np.arange(first, end))
 
 
-def share_blocks(source: Source) -> Source:
+def share_blocks(source: ExampleSource) -> ExampleSource:
     """Blocks dealt out to processes, as equal in examples as blocks allow; one keeps them all."""
     if devices.n_processes() == 1:
         return source
@@ -220,11 +220,11 @@ def share_blocks(source: Source) -> Source:
     return Shares(source, owners.astype(int).tolist())
 
 
-def view_source(source: Source, chosen: NDArray[np.int64]) -> Source:
+def view_source(source: ExampleSource, chosen: NDArray[np.int64]) -> ExampleSource:
     return source.view(chosen) if isinstance(source, Shares) else View(source, chosen)
 
 
-def check_examples(x: ArrayLike, y: ArrayLike, lengths: ArrayLike | None) -> Block:
+def check_examples(x: ArrayLike, y: ArrayLike, lengths: ArrayLike | None) -> ExampleBlock:
     tokens, sizes = check_inputs(x, None, lengths)
     labels = check_array("Y", y, 3, "(examples, tokens, outputs)")
     if labels.shape[:2] != tokens.shape[:2] or labels.shape[2] == 0:
@@ -232,18 +232,18 @@ def check_examples(x: ArrayLike, y: ArrayLike, lengths: ArrayLike | None) -> Blo
         raise ValueError(
             f"Y has shape {labels.shape}: expected ({n}, {k}, e) to match X of shape {tokens.shape}"
         )
-    return frozen(Block(tokens, labels, sizes))
+    return frozen(ExampleBlock(tokens, labels, sizes))
 
 
-def frozen(block: Block) -> Block:
+def frozen(block: ExampleBlock) -> ExampleBlock:
     """Read-only views: whoever gets a chunk cannot change the examples."""
     views = [array.view() for array in block]
     for view in views:
         view.setflags(write=False)
-    return Block(*views)
+    return ExampleBlock(*views)
 
 
-def join_blocks(blocks: list[Block]) -> Block:
+def join_blocks(blocks: list[ExampleBlock]) -> ExampleBlock:
     if len(blocks) == 1:
         return blocks[0]
-    return frozen(Block(*(np.concatenate(arrays) for arrays in zip(*blocks, strict=True))))
+    return frozen(ExampleBlock(*(np.concatenate(arrays) for arrays in zip(*blocks, strict=True))))

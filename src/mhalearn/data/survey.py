@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mhalearn.data.sources import Block
+from mhalearn.data.sources import ExampleBlock
 
 Hashes = NDArray[np.uint64]
 
@@ -31,7 +31,7 @@ class Survey(NamedTuple):
     largest_y: float
 
 
-def survey_blocks(blocks: Iterable[Block], n: int) -> Survey:
+def survey_blocks(blocks: Iterable[ExampleBlock], n: int) -> Survey:
     """Cost: three microseconds an example of a hundred numbers; memory of a block."""
     hashes, input_hashes = np.empty(n, np.uint64), np.empty(n, np.uint64)
     largest_x = largest_y = 0.0
@@ -52,7 +52,7 @@ def check_sizes(survey: Survey) -> None:
             raise ValueError(f"the largest entry of {name} is {size:.2g}: rescale it to near one")
 
 
-def hash_block(block: Block) -> tuple[Hashes, Hashes]:
+def hash_block(block: ExampleBlock) -> tuple[Hashes, Hashes]:
     """Hashes of the examples of a block, and of their inputs alone."""
     n, d, e = len(block.x), block.x.shape[2], block.y.shape[2]
     hashes, input_hashes = np.empty(n, np.uint64), np.empty(n, np.uint64)

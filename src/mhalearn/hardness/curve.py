@@ -58,7 +58,7 @@ class Cost:
     outcome: str
 
 
-def list_methods() -> tuple[str, ...]:
+def list_curve_methods() -> tuple[str, ...]:
     """Names of the learners whose cost can be asked for: who never comes to the layer has none."""
     return tuple(learner.name for learner in list_learners() if learner.consistent)
 

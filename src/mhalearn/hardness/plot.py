@@ -24,7 +24,7 @@ def draw_curve(records: Iterable[dict[str, Any]], path: Path) -> None:
     """Seconds a success against heads, one column a width; below, the errors that are left."""
     records = [record for record in records if "relative_mse" in record]
     lines = summarise(records)
-    colors = _colors({line.cell.method for line in lines})
+    colors = list_colors({line.cell.method for line in lines})
     widths = sorted({line.cell.d for line in lines})
     heads = sorted({line.cell.n_heads for line in lines})
     with matplotlib.rc_context({"svg.hashsalt": "mhalearn", "font.size": 9}):
@@ -57,7 +57,7 @@ def draw_curve(records: Iterable[dict[str, Any]], path: Path) -> None:
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def _colors(methods: set[str]) -> dict[str, str]:
+def list_colors(methods: set[str]) -> dict[str, str]:
     """The colour of each method, in the order of the registry; those it does not know are last."""
     known = {learner.name: learner.color for learner in list_learners() if learner.name in methods}
     return known | dict.fromkeys(sorted(methods - set(known)), _UNKNOWN)

@@ -1,7 +1,7 @@
 """In and out of other libraries: PyTorch's modules, Hugging Face and TransformerLens weights."""
 
 from mhalearn.interop.callables import as_function
-from mhalearn.interop.factors import Factors, carried_factors, factorise
+from mhalearn.interop.factors import WeightFactors, carried_factors, factorise
 from mhalearn.interop.huggingface import from_huggingface
 from mhalearn.interop.state_dict import write_state_dict
 from mhalearn.interop.torch_module import (
@@ -14,7 +14,7 @@ from mhalearn.interop.torch_module import (
 from mhalearn.interop.transformer_lens import to_transformer_lens
 
 __all__ = [
-    "Factors",
+    "WeightFactors",
     "as_function",
     "carried_factors",
     "causal_mask",

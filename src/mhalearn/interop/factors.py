@@ -31,7 +31,7 @@ _WITHOUT = "layer.replace(factors=None) leaves them out"
 
 
 @dataclass(frozen=True)
-class Factors:
+class WeightFactors:
     """Weights head by head, in the dtype they came in; h, the head dimension, is an axis."""
 
     query: Floats  # (m, h, d)
@@ -115,12 +115,12 @@ class Factors:
         )
 
 
-def carried_factors(layer: AttentionLayer) -> Factors | None:
+def carried_factors(layer: AttentionLayer) -> WeightFactors | None:
     """The factors a layer was made of, if it carries them; refused if they make another layer."""
     if layer.factors is None:
         return None
     try:
-        factors = Factors(**layer.factors)
+        factors = WeightFactors(**layer.factors)
         made = factors.to_layer()
     except (TypeError, ValueError) as error:
         raise ValueError(f"the layer's factors are damaged: {error}; {_WITHOUT}") from None
@@ -140,7 +140,7 @@ def factorise(
     n_heads: int | None = None,
     *,
     tolerance: float = 1e-8,
-) -> Factors:
+) -> WeightFactors:
     """Factors of a layer at a head dimension, by singular values, in float64.
 
     head_dim: as small as the heads allow, unless given. n_heads: heads of zeros fill up to it.
@@ -178,7 +178,7 @@ def factorise(
     keys = grown * _first(attention.Vh * theta_root[..., None], heads, h)
     values = _first(np.swapaxes(projection.U * w_root[:, None, :], 1, 2), heads, h)
     outs = _first(projection.Vh * w_root[..., None], heads, h)
-    return Factors(
+    return WeightFactors(
         query=queries[..., :d],
         key=keys,
         value=values,

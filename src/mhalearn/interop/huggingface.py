@@ -9,12 +9,12 @@ from typing import Any
 from mhalearn._runtime import storage
 from mhalearn.interop.naming import BERT, GPT2, TRANSFORMER_LENS
 from mhalearn.interop.rejections import refuse_config
-from mhalearn.interop.state_dict import Source, find_layer, open_state_dict
+from mhalearn.interop.state_dict import WeightSource, find_layer, open_state_dict
 from mhalearn.layer.layer import AttentionLayer
 
 
 def from_huggingface(
-    source: Source,
+    source: WeightSource,
     layer_index: int = 0,
     n_heads: int | None = None,
     *,

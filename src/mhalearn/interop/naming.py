@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mhalearn.interop.factors import Factors
+from mhalearn.interop.factors import WeightFactors
 
 Weights = Mapping[str, NDArray[Any]]
 
@@ -26,17 +26,17 @@ class Naming(NamedTuple):
     reads: tuple[str, ...]
     ignores: str  # a pattern of names in the block that do not change the function
     causal: bool
-    factors: Callable[[Weights, int | None], Factors]
+    factors: Callable[[Weights, int | None], WeightFactors]
 
 
-def _bert(weights: Weights, n_heads: int | None) -> Factors:
+def _bert(weights: Weights, n_heads: int | None) -> WeightFactors:
     query, key, value = (
         _take(weights, f"self.{part}.weight", 2) for part in ("query", "key", "value")
     )
     if len(key) != len(query):
         raise ValueError(f"keys of shape {key.shape} beside queries {query.shape}: {_GROUPED}")
     heads = _count_heads(n_heads, "self.query.weight", query)
-    return Factors(
+    return WeightFactors(
         query=_rows("query", query, heads),
         key=_rows("key", key, heads),
         value=_rows("value", value, heads),
@@ -48,7 +48,7 @@ def _bert(weights: Weights, n_heads: int | None) -> Factors:
     )
 
 
-def _gpt2(weights: Weights, n_heads: int | None) -> Factors:
+def _gpt2(weights: Weights, n_heads: int | None) -> WeightFactors:
     packed = _take(weights, "c_attn.weight", 2)
     if packed.shape[1] != 3 * packed.shape[0]:
         # Some models keep these names for nn.Linear, and not all of them order the rows alike.
@@ -59,7 +59,7 @@ def _gpt2(weights: Weights, n_heads: int | None) -> Factors:
         )
     heads = _count_heads(n_heads, "c_attn.weight", packed)
     query, key, value = np.split(packed.T, 3)
-    return Factors(
+    return WeightFactors(
         query=_rows("query", query, heads),
         key=_rows("key", key, heads),
         value=_rows("value", value, heads),
@@ -69,14 +69,14 @@ def _gpt2(weights: Weights, n_heads: int | None) -> Factors:
     )
 
 
-def _transformer_lens(weights: Weights, n_heads: int | None) -> Factors:
+def _transformer_lens(weights: Weights, n_heads: int | None) -> WeightFactors:
     query, key, value, out = (_take(weights, f"W_{letter}", 3) for letter in "QKVO")
     heads = len(query)
     if n_heads not in (None, heads):
         raise ValueError(f"n_heads={n_heads}: W_Q has shape {query.shape}, {heads} heads")
     if len(key) != heads:
         raise ValueError(f"W_K has shape {key.shape} beside W_Q {query.shape}: {_GROUPED}")
-    return Factors(
+    return WeightFactors(
         query=np.swapaxes(query, 1, 2),
         key=np.swapaxes(key, 1, 2),
         value=np.swapaxes(value, 1, 2),
@@ -88,7 +88,7 @@ def _transformer_lens(weights: Weights, n_heads: int | None) -> Factors:
     )
 
 
-def _torch(weights: Weights, n_heads: int | None) -> Factors:
+def _torch(weights: Weights, n_heads: int | None) -> WeightFactors:
     out = _take(weights, "out_proj.weight", 2)
     if "in_proj_weight" in weights:
         packed = _take(weights, "in_proj_weight", 2)
@@ -104,7 +104,7 @@ def _torch(weights: Weights, n_heads: int | None) -> Factors:
                     "of another sequence; a layer of self-attention has them equal"
                 )
     heads = _count_heads(n_heads, "out_proj.weight", out)
-    return Factors(
+    return WeightFactors(
         query=_rows("query", query, heads),
         key=_rows("key", key, heads),
         value=_rows("value", value, heads),
@@ -212,7 +212,7 @@ TORCH = Naming(
 )
 
 
-class Block(NamedTuple):
+class WeightNames(NamedTuple):
     """Where one attention layer stands among the names of a state dict."""
 
     naming: Naming
@@ -221,7 +221,7 @@ class Block(NamedTuple):
     layer: int
 
 
-def find_blocks(naming: Naming, names: Mapping[str, Any]) -> list[Block]:
+def find_blocks(naming: Naming, names: Mapping[str, Any]) -> list[WeightNames]:
     """All attention layers of a naming, in the order of the state dict."""
     anchor = "|".join(map(re.escape, naming.anchor))
     pattern = re.compile(f"(?P<prefix>{naming.block})(?:{anchor})")
@@ -230,5 +230,7 @@ def find_blocks(naming: Naming, names: Mapping[str, Any]) -> list[Block]:
         if match := pattern.fullmatch(name):
             groups = match.groupdict()
             layer = int(groups["layer"] or 0)
-            found.append(Block(naming, match["prefix"], groups.get("root", match["prefix"]), layer))
+            found.append(
+                WeightNames(naming, match["prefix"], groups.get("root", match["prefix"]), layer)
+            )
     return found

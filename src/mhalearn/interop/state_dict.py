@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from mhalearn._runtime import storage
 from mhalearn.interop.backend import require_torch, weight
-from mhalearn.interop.factors import Factors
-from mhalearn.interop.naming import Block, Naming, find_blocks
+from mhalearn.interop.factors import WeightFactors
+from mhalearn.interop.naming import Naming, WeightNames, find_blocks
 from mhalearn.interop.rejections import refuse_llama, refuse_names
 
-Source = Mapping[str, Any] | str | os.PathLike[str]
+WeightSource = Mapping[str, Any] | str | os.PathLike[str]
 
 
 class StateDict(NamedTuple):
@@ -31,14 +31,14 @@ class StateDict(NamedTuple):
     metadata: dict[str, str]  # what a .safetensors file says of itself
 
 
-class Found(NamedTuple):
+class FoundWeights(NamedTuple):
     """One attention layer of a state dict."""
 
-    factors: Factors
+    factors: WeightFactors
     causal: bool
 
 
-def open_state_dict(source: Source) -> StateDict:
+def open_state_dict(source: WeightSource) -> StateDict:
     """A mapping of names to tensors or arrays, or a file of one."""
     if isinstance(source, Mapping):
         return _of_mapping(source)
@@ -109,7 +109,7 @@ def find_layer(
     layer_index: int,
     n_heads: int | None,
     prefix: str | None,
-) -> Found:
+) -> FoundWeights:
     """The weights of one attention layer; what the library cannot compute is refused by name."""
     block = _choose(state, namings, layer_index, prefix)
     naming, place = block.naming, block.prefix
@@ -133,12 +133,12 @@ def find_layer(
         where = f"{storage.show(place.rstrip('.'))}: " if place else ""
         raise ValueError(f"{where}{error}") from None
     causal = _says_causal(state.read(place + "mask")) if "mask" in inside else naming.causal
-    return Found(factors, causal)
+    return FoundWeights(factors, causal)
 
 
 def _choose(
     state: StateDict, namings: tuple[Naming, ...], layer_index: int, prefix: str | None
-) -> Block:
+) -> WeightNames:
     found = [block for naming in namings for block in find_blocks(naming, state.shapes)]
     if not found:
         refuse_llama(state.shapes)
@@ -161,7 +161,7 @@ def _choose(
     return chosen[0]
 
 
-def _listed(blocks: list[Block]) -> str:
+def _listed(blocks: list[WeightNames]) -> str:
     names = [repr(block.prefix) for block in blocks]
     return ", ".join(names[:4]) + (" and others" if len(names) > 4 else "")
 

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from mhalearn._runtime import storage
 from mhalearn.interop.backend import require_torch
-from mhalearn.interop.factors import Factors, carried_factors, factorise
+from mhalearn.interop.factors import WeightFactors, carried_factors, factorise
 from mhalearn.interop.naming import TORCH
-from mhalearn.interop.state_dict import Source, find_layer, open_state_dict
+from mhalearn.interop.state_dict import WeightSource, find_layer, open_state_dict
 from mhalearn.layer.layer import AttentionLayer
 
 
@@ -49,7 +49,7 @@ def from_torch(module: Any, *, causal: bool = False) -> AttentionLayer:
 
 
 def from_torch_state(
-    source: Source,
+    source: WeightSource,
     n_heads: int | None = None,
     *,
     layer_index: int = 0,
@@ -142,7 +142,7 @@ def to_torch_state(
     return _as_state(factors)
 
 
-def _as_state(factors: Factors) -> dict[str, NDArray[Any]]:
+def _as_state(factors: WeightFactors) -> dict[str, NDArray[Any]]:
     m, h, d = factors.query.shape
     dtype = factors.dtype
     parts = (factors.query, factors.key, factors.value)

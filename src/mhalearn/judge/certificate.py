@@ -20,8 +20,7 @@ from scipy.stats import beta, norm
 
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples, Survey, as_examples, check_sizes
-from mhalearn.judge.identifiability import Identifiability, assess_identifiability, half_widths
-from mhalearn.judge.jacobian_spectrum import measure_spectrum
+from mhalearn.judge.identifiability import Identifiability, assess_identifiability
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.sign_symmetry import find_sign_symmetry
 from mhalearn.judge.spectrum import Parameters
@@ -45,7 +44,7 @@ class Certificate:
     relative_mse: float
     floor: float  # root relative squared error at which labels of this precision are met exactly
     label_precision: str
-    noise_level: float  # root mean square residual; of a fit to all examples, the noise estimated
+    noise_level: float  # root mean square residual; where noise was fitted, as `noise` estimates it
     n_examples: int
     n_seen: int  # examples left out because the layer was learned from them
     delta: float
@@ -182,49 +181,6 @@ def make_certificate(
             f"of inputs have relative error at most {THRESHOLD:g} ({exceeding} of {n} fresh "
             "examples exceeded it)."
         ),
-    )
-
-
-def refitted(
-    certificate: Certificate,
-    layer: Layer,
-    examples: Examples,
-    architecture: Architecture,
-    residuals: Residuals | None = None,
-    working_set: Examples | None = None,
-) -> Certificate:
-    """The certificate of a layer that was fitted to all examples after it was certified.
-
-    residuals: of the layer on the examples, where they are known. working_set: random ones of them,
-    in memory, whose inputs stand for all.
-
-    The noise, sqrt(|residual|^2 / (scalars - unknowns)), and the intervals, both to first order,
-    are those of that fit. No example is left to vouch for fresh inputs, so the tail is given up.
-    """
-    inputs = examples if working_set is None else working_set
-    residuals = measure_residuals(layer, examples) if residuals is None else residuals
-    spectrum = measure_spectrum(layer, inputs, architecture)
-    null = 0 if spectrum is None else spectrum.null_dimension
-    scalars = examples.rows * layer.out_dim
-    share = 1 - (architecture.with_heads(layer.n_heads).count() - null) / scalars
-    noise = residuals.noise_level / math.sqrt(share)
-    intervals = None
-    if spectrum is not None:
-        width = norm.ppf(1 - certificate.delta / 2) * noise * math.sqrt(inputs.rows / examples.rows)
-        intervals = half_widths(spectrum.deviations, width)
-    return replace(
-        certificate,
-        noise_level=noise,
-        tail_bound=1.0,
-        spectrum=None if spectrum is None else spectrum.theta,
-        null_dimension=None if spectrum is None else spectrum.null_dimension,
-        intervals=intervals,
-        statement=(
-            f"Noise of level {noise:.3g} is estimated from the residual, and with it, to first "
-            f"order, an interval of confidence {1 - certificate.delta:.10g} for each parameter. "
-            "The layer was fitted to all examples: nothing is promised about fresh inputs."
-        ),
-        refitted=True,
     )
 
 

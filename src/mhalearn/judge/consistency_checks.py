@@ -13,7 +13,7 @@ from mhalearn.run.outcome import Outcome
 # All examples are as exact as some of them up to this factor.
 _AS_EXACT = 3.0
 # The floor of exact residuals allows this many times what rounding alone makes.
-ROUNDING = 48.0
+ROUNDING_MARGIN = 48.0
 # Noise makes no example worse than the median by this factor; a corrupted label may.
 _ALIKE = 10.0
 
@@ -93,7 +93,7 @@ def all_examples(evidence: Evidence) -> Found | None:
 
 def _not_as_exact(evidence: Evidence, train: Residuals, every: Residuals) -> Found | None:
     # Not only exact, but as exact: a working set at rounding allows the others no more.
-    level = max(train.root_relative, every.floor / ROUNDING)
+    level = max(train.root_relative, every.floor / ROUNDING_MARGIN)
     if every.exact and every.root_relative <= _AS_EXACT * level:
         return None
     bar = max(THRESHOLD, 2 * every.floor)
@@ -110,15 +110,20 @@ def _not_as_exact(evidence: Evidence, train: Residuals, every: Residuals) -> Fou
 
 
 def is_noise_without_outliers(evidence: Evidence) -> bool:
-    """Whether the examples are off, and none far more than most: all of them may be fitted.
+    """Whether `train` is off, and no example far more than most: others may be fitted, too.
 
-    Where the fit is exact it says all it can; a wrong label among the others would do harm.
+    Where the fit is exact it says all it can; a wrong label among the others would do harm. What
+    `certify` leaves says nothing here: near the counting limit the error of the estimate makes a
+    few examples far worse than most, until they are fitted themselves. Whether one of them is wrong
+    is seen in what is left then, by `has_outliers`.
     """
-    train, certify = evidence.train_residuals, evidence.certify_residuals
-    if train.exact or certify is None:
-        return False
-    unlike = _count_unlike(np.concatenate([train.squared, certify.squared]))
-    return unlike == 0 and all_examples(evidence) is None
+    train = evidence.train_residuals
+    return not (train.exact or has_outliers(train)) and all_examples(evidence) is None
+
+
+def has_outliers(residuals: Residuals) -> bool:
+    """Whether examples that were fitted are off far more than most, as wrong labels are."""
+    return _count_unlike(residuals.squared) > 0
 
 
 def _count_unlike(squared: Float64) -> int:

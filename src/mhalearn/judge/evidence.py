@@ -66,6 +66,14 @@ class Evidence:
         return self.architecture.with_heads(self.layer.n_heads)
 
     @cached_property
+    def class_of_layer(self) -> Architecture:
+        """The class of layers it is judged in."""
+        architecture = self.found_architecture
+        if not architecture.contains(self.layer):  # a learner that does not keep to the rank
+            architecture = architecture.with_any_rank()
+        return architecture
+
+    @cached_property
     def counting_limit(self) -> float:
         """Of the heads asked for, or of those found where their number was open."""
         open_count = self.architecture.n_heads is None
@@ -106,10 +114,7 @@ class Evidence:
         residuals = self.certify_residuals
         if residuals is None:
             return None
-        architecture = self.found_architecture
-        if not architecture.contains(self.layer):  # a learner that does not keep to the rank
-            architecture = architecture.with_any_rank()
-        return make_certificate(self.layer, residuals, self.train, architecture)
+        return make_certificate(self.layer, residuals, self.train, self.class_of_layer)
 
     @property
     def is_certified(self) -> bool:

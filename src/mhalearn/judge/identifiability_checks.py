@@ -1,6 +1,6 @@
 """Checks of layers that explain the examples exactly: does another one, too?"""
 
-from mhalearn.data.input_information import ENOUGH
+from mhalearn.data.input_information import ENOUGH_EQUATIONS
 from mhalearn.judge.certificate import RESOLVED, Certificate
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Found, check
@@ -35,7 +35,7 @@ def surplus_heads(evidence: Evidence) -> Found | None:
 @check("too few equations")
 def too_few_equations(evidence: Evidence) -> Found | None:
     """Labels are met exactly by chance where independent equations are no more than unknowns."""
-    if not is_certified_exact(evidence) or evidence.equations >= ENOUGH:
+    if not is_certified_exact(evidence) or evidence.equations >= ENOUGH_EQUATIONS:
         return None
     return (
         Outcome.FITTED,

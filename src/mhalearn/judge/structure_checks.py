@@ -1,6 +1,6 @@
 """Checks of what a layer leaves: rounding, noise, or a function of the inputs?"""
 
-from mhalearn.judge.consistency_checks import ROUNDING
+from mhalearn.judge.consistency_checks import ROUNDING_MARGIN
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Found, check
 from mhalearn.judge.fit_quality import Fit, classify_fit, describe_error, is_certified_exact
@@ -114,7 +114,7 @@ def recovered(evidence: Evidence) -> Found | None:
     if is_symmetric(evidence):
         reason += "; as a function: with two tokens other heads can make the same one"
     if train.precision == "float64":
-        if train.root_relative > train.floor / ROUNDING:
+        if train.root_relative > train.floor / ROUNDING_MARGIN:
             reason += "; a head as small as that would not be seen"
     elif train.root_relative > _MORE * train.rounding:
         units = train.root_relative / train.unit

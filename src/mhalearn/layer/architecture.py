@@ -165,6 +165,11 @@ class Architecture:
             out_bias=outputs * self.bias,
         )
 
+    def _count_sum(self, outputs: int) -> int:
+        """Unknowns that rows which see one token speak about: sum_i W_i, and c."""
+        rank = min(self.d, outputs, self.heads * self.ov_rank)
+        return rank * (self.d + outputs - rank) + outputs * self.bias
+
     @property
     def output_span(self) -> int:
         """Dimensions that the outputs of all heads span, the bias apart."""
@@ -179,31 +184,35 @@ class Architecture:
         others = np.asarray(tokens_seen, np.float64) - 1
         return np.minimum(self.output_span, self.heads * others)
 
-    def counting_limit(self, lengths: ArrayLike) -> float:
+    def counting_limit(self, lengths: int | ArrayLike) -> float:
         """The number of examples below which no method can determine the layer: N_min.
 
         lengths: the number of tokens of an example, k, or the lengths of all examples where they
         differ.
 
-        The largest of three counts of unknowns over scalars. All unknowns over the k e scalars of
-        an example; those of attention over the scalars that speak about it; and, because outputs
+        The largest of several counts of unknowns over scalars. All unknowns over the k e scalars of
+        an example; those of attention over the scalars that speak about it; all that rows which see
+        one token, x sum_i W_i + c, do not tell over the scalars of the others. And, because outputs
         lie in a space of few dimensions where heads are narrow, the unknowns left when that space
         is known over the scalars inside it.
         Trust: necessary for the Jacobian to be injective, and nearly sufficient for generic layers.
         """
         sizes, times = np.unique(np.atleast_1d(np.asarray(lengths)), return_counts=True)
-        share = times / times.sum()
         seen = [np.arange(1, t + 1) if self.causal else np.full(t, t) for t in sizes.tolist()]
-        about_attention = share @ [self.attention_scalars(tokens).sum() for tokens in seen]
+        n, rows = int(times.sum()), int(times @ sizes)
+        about_attention = float(times @ [self.attention_scalars(tokens).sum() for tokens in seen])
         if about_attention == 0:  # no row sees two tokens: attention is constant
             return math.inf
-        rows = float(share @ sizes)
+        # Whole numbers are divided once, so that a limit that is one comes out as one.
         if self.attention is not None:
-            return self.count() / (rows * self.outputs)
-        span, unknowns = self.output_span, self.count_by_kind()
-        everything = unknowns.total / (rows * self.outputs)
-        inside = self._count(span).total / (rows * span)
-        return float(max(everything, inside, unknowns.attention / about_attention))
+            return n * self.count() / (rows * self.outputs)
+        mixing = int(times @ [np.sum(tokens > 1) for tokens in seen])
+        limits = [n * self.count_by_kind().attention / about_attention]
+        for width in (self.outputs, self.output_span):
+            unknowns = self._count(width).total
+            limits.append(n * unknowns / (rows * width))
+            limits.append(n * (unknowns - self._count_sum(width)) / (mixing * width))
+        return max(limits)
 
     def contains(self, layer: Layer) -> bool:
         """Whether a layer belongs to this class: sizes, mask, biases, and ranks up to rounding."""

@@ -45,9 +45,9 @@ class Newton(Learner):
     def learn(
         self, examples: Examples, architecture: Architecture, run: Run, options: NewtonOptions
     ) -> Candidate:
-        from mhalearn.learners.newton.learner import learn
+        from mhalearn.learners.newton.learner import learn_newton
 
-        return learn(examples, architecture, run, options)
+        return learn_newton(examples, architecture, run, options)
 
 
 class ChenLi(_SoftmaxOnly):
@@ -70,9 +70,9 @@ class ChenLi(_SoftmaxOnly):
     def learn(
         self, examples: Examples, architecture: Architecture, run: Run, options: ChenLiOptions
     ) -> Candidate:
-        from mhalearn.learners.chen_li.learner import learn
+        from mhalearn.learners.chen_li.learner import learn_chen_li
 
-        return learn(examples, architecture, run, options)
+        return learn_chen_li(examples, architecture, run, options)
 
 
 class Adam(_SoftmaxOnly):
@@ -86,9 +86,9 @@ class Adam(_SoftmaxOnly):
     def learn(
         self, examples: Examples, architecture: Architecture, run: Run, options: AdamOptions
     ) -> Candidate:
-        from mhalearn.learners.baselines.adam import learn
+        from mhalearn.learners.baselines.adam import learn_adam
 
-        return learn(examples, architecture, run, options)
+        return learn_adam(examples, architecture, run, options)
 
 
 class Lbfgs(_SoftmaxOnly):
@@ -102,9 +102,9 @@ class Lbfgs(_SoftmaxOnly):
     def learn(
         self, examples: Examples, architecture: Architecture, run: Run, options: LbfgsOptions
     ) -> Candidate:
-        from mhalearn.learners.baselines.lbfgs import learn
+        from mhalearn.learners.baselines.lbfgs import learn_lbfgs
 
-        return learn(examples, architecture, run, options)
+        return learn_lbfgs(examples, architecture, run, options)
 
 
 class Linear(_SoftmaxOnly):
@@ -119,6 +119,6 @@ class Linear(_SoftmaxOnly):
     def learn(
         self, examples: Examples, architecture: Architecture, run: Run, options: LinearOptions
     ) -> Candidate:
-        from mhalearn.learners.baselines.linear import learn
+        from mhalearn.learners.baselines.linear import learn_linear
 
-        return learn(examples, architecture, run, options)
+        return learn_linear(examples, architecture, run, options)

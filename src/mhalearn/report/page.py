@@ -68,9 +68,8 @@ def render(solution: Solution, truth: Layer | None = None) -> str:
     environment.filters |= {"number": number, "sentence": _sentence, "typeset": typeset}
     layer, trace = solution.layer, solution.trace
     softmax = isinstance(layer, AttentionLayer)
-    empty = (
-        isinstance(layer, AttentionLayer) and not layer.w.any()
-    )  # a run may end before it has a layer
+    # A run may end before it has a layer.
+    empty = isinstance(layer, AttentionLayer) and not layer.w.any()
     certificate = None if empty else solution.certificate
     match = None if truth is None or empty else match_heads(layer, truth)
     stages = list_stages(trace)

@@ -49,7 +49,7 @@ _BODIES = (2, 4)
 Data = dict[str, Any]
 
 
-class Drawn(NamedTuple):
+class DrawnFigure(NamedTuple):
     """A figure in both widths, its caption, and its key: a colour and what it stands for."""
 
     caption: str
@@ -65,7 +65,7 @@ class Phase:
     seconds: float  # when it ended
     columns: list[str]  # of the table, one a repetition; empty for one
     rows: list[tuple[str, list[str]]]
-    figures: list[Drawn]
+    figures: list[DrawnFigure]
     breakdown: str  # why it could not work; empty where it did
 
 
@@ -245,7 +245,7 @@ def _first_and_last(events: Sequence[Event], name: str) -> dict[int, Data]:
     return {r: data for r, data in rounds.items() if r in (min(rounds), max(rounds))}
 
 
-def _scores(events: Sequence[Event]) -> Drawn | None:
+def _scores(events: Sequence[Event]) -> DrawnFigure | None:
     rounds = _first_and_last(events, "scores")
     curves = [
         Curve(_colour(r), _ranks(data["scores"], data["screened"]), data["scores"])
@@ -254,10 +254,10 @@ def _scores(events: Sequence[Event]) -> Drawn | None:
     title = "Certification scores of the screened rows, ascending, on a log axis"
     svg = sorted_values(curves, "row, by score", Marks(), "scores", title)
     caption = "Scores of the rows: the error of a row's log-odds. Lower is better."
-    return svg and Drawn(caption, svg, _key(rounds))
+    return svg and DrawnFigure(caption, svg, _key(rounds))
 
 
-def _widths(events: Sequence[Event]) -> Drawn | None:
+def _widths(events: Sequence[Event]) -> DrawnFigure | None:
     rounds = _first_and_last(events, "eigenvalues")
     curves, heads = [], 1
     for r, data in rounds.items():
@@ -270,10 +270,10 @@ def _widths(events: Sequence[Event]) -> Drawn | None:
     caption = "Widths of the body, over the narrowest."
     if heads > 1:
         caption += f" With {heads} heads, {heads - 1} should stand out, left of the dashed line."
-    return svg and Drawn(caption, svg, _key(rounds))
+    return svg and DrawnFigure(caption, svg, _key(rounds))
 
 
-def _residuals(events: Sequence[Event]) -> Drawn | None:
+def _residuals(events: Sequence[Event]) -> DrawnFigure | None:
     rounds = _first_and_last(events, "residuals")
     curves = [
         Curve(
@@ -290,10 +290,10 @@ def _residuals(events: Sequence[Event]) -> Drawn | None:
         "Residuals over the typical label. Rings above the dashed line are outliers: there the "
         "heads disagree."
     )
-    return svg and Drawn(caption, svg, _key(rounds))
+    return svg and DrawnFigure(caption, svg, _key(rounds))
 
 
-def _candidates(events: Sequence[Event]) -> Drawn | None:
+def _candidates(events: Sequence[Event]) -> DrawnFigure | None:
     errors = events[-1].data.get("candidates") or []
     agree = [error < _AGREE * errors[0] for error in errors]
     curve = Curve(1, list(range(1, len(errors) + 1)), errors, agree)
@@ -301,7 +301,7 @@ def _candidates(events: Sequence[Event]) -> Drawn | None:
     svg = sorted_values([curve], "candidate, best first", Marks(), "candidates", title)
     caption = "Candidates' relative squared errors, held out."
     caption += "" if all(agree) else " Rings do not agree with the best."
-    return svg and Drawn(caption, svg, [])
+    return svg and DrawnFigure(caption, svg, [])
 
 
 def _ranks(values: Sequence[float], count: int) -> list[float]:

@@ -25,7 +25,7 @@ from mhalearn.layer.base import Layer, ParametrisedLayer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation
 
-Arrays = dict[str, NDArray[Any]]
+StateArrays = dict[str, NDArray[Any]]
 
 # Seconds between two writes, and how many times longer than a write that must be.
 _SECONDS, _SHARE = 2.0, 20.0
@@ -203,7 +203,7 @@ class Checkpoint:
     def _write(self, path: str | Path) -> None:
         began = time.monotonic()
         said = {"run": self._run, "records": self.records}
-        tensors: Arrays = {_RUN: _letters(json.dumps(said, sort_keys=True))}
+        tensors: StateArrays = {_RUN: _letters(json.dumps(said, sort_keys=True))}
         for name, state in self._states.items():
             tensors |= {f"{_STATE}{name}#{key}": np.asarray(leaf) for key, leaf in state.items()}
         metadata = {"kind": "journal"}
@@ -261,7 +261,7 @@ class Checkpoint:
         if not devices.is_first():
             self.path = None
 
-    def _take(self, tensors: Arrays) -> None:
+    def _take(self, tensors: StateArrays) -> None:
         """Everything but the layer, if this is the run that was recorded."""
         try:
             said = json.loads(tensors.pop(_RUN).tobytes())
@@ -303,7 +303,7 @@ def holds_something(path: str | Path) -> bool:
         return False
 
 
-def to_arrays(layer: Layer) -> Arrays:
+def to_arrays(layer: Layer) -> StateArrays:
     """A layer's parameters as a state."""
     if not isinstance(layer, AttentionLayer):
         return {f"{_PARAMETER}{name}": np.asarray(leaf) for name, leaf in layer.params.items()}
@@ -376,7 +376,7 @@ def _letters(text: str) -> NDArray[np.uint8]:
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def _digest(tensors: Arrays, metadata: dict[str, str]) -> NDArray[np.uint8]:
+def _digest(tensors: StateArrays, metadata: dict[str, str]) -> NDArray[np.uint8]:
     digest = blake2b(json.dumps(metadata, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])

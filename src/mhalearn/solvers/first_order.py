@@ -39,6 +39,11 @@ class Schedule:
     def __len__(self) -> int:
         return len(self.rates)
 
+    def padded(self, block: int) -> "Schedule":
+        """With steps of rate zero, which move nothing, to whole blocks: one compiled program."""
+        missing = -len(self) % block
+        return Schedule(np.pad(self.rates, (0, missing)), np.pad(self.strengths, (0, missing)))
+
 
 def cosine_rates(top: float, steps: int) -> Float64:
     """A learning rate that falls to zero along a half cosine."""
@@ -70,12 +75,14 @@ def anneal(
     weights: Params | None = None,
     rng: np.random.Generator | None = None,
     tell: Callable[[Params, float], None] = lambda params, loss: None,
+    **about: Any,
 ) -> Walk:
     """Descend from starts, every leaf with a leading axis of them, as the schedule says.
 
     The objective is the relative squared error plus the strength times the squares of the
     parameters, each times its entry in `weights`, a tree of numbers. rng: draws the examples of a
     batch; over many devices each draws from its own. tell: hears of the best start after a block.
+    about: goes with every event.
     Cost: a forward and a backward pass over a batch a step and start.
     Trust: a heuristic.
     """
@@ -86,20 +93,21 @@ def anneal(
     weights = jax.tree.map(lambda _: 0.0, params) if weights is None else weights
     adam = optax.scale_by_adam(eps=options.eps)
     walk = Walk(params, jax.vmap(adam.init)(params), _ones(params))
-    mean_square = jnp.asarray(problem.energy / problem.rows, walk.loss.dtype)
+    mean_square = jnp.asarray((problem.energy or 1.0) / problem.rows, walk.loss.dtype)
     rng = np.random.default_rng(0) if rng is None else rng
     start = (0, walk, generator_words(rng))
     first, walk, words = run.checkpoint.recall(stage, like=start) or start
     rng = generator_from(words)
     one_by_one = jax.default_backend() == "cpu"
     static = (problem.parametrisation, options.eps, one_by_one)
-    for begun in range(first, len(schedule), options.block):
-        now = slice(begun, begun + options.block)
-        steps = len(schedule.rates[now])
+    steps = min(options.block, len(schedule))
+    padded = schedule.padded(steps)
+    for begun in range(first, len(schedule), steps):
+        now = slice(begun, begun + steps)
         chosen = None
         if options.batch is not None:
             chosen = jnp.asarray(_draw(there, steps, options.batch, rng))
-        rates, strengths = jnp.asarray(schedule.rates[now]), jnp.asarray(schedule.strengths[now])
+        rates, strengths = jnp.asarray(padded.rates[now]), jnp.asarray(padded.strengths[now])
         walk = replicate(
             _advance(walk, data, mean_square, weights, chosen, rates, strengths, *static)
         )
@@ -108,7 +116,7 @@ def anneal(
         best = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
         lowest = jax.tree.map(lambda leaf, best=best: leaf[best], walk.params)
         at_hand = partial(problem.to_layer, lowest)
-        run.emit(stage, begun + steps, float(losses[best]), at_hand=at_hand)
+        run.emit(stage, begun + steps, float(losses[best]), at_hand=at_hand, **about)
         tell(lowest, float(losses[best]))
         if run.is_over() or losses[best] <= options.goal or not np.isfinite(losses).any():
             break

@@ -29,7 +29,7 @@ class TooManyRuns(Exception):
     """All places are taken."""
 
 
-class Run:
+class StudioRun:
     """One run: its wish, its process, and everything it has told."""
 
     def __init__(self, number: int, wish: Wish, report: Path) -> None:
@@ -187,11 +187,11 @@ class Runs:
         self.limits = limits
         self._environment = dict(os.environ if environment is None else environment)
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # made for the first run
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, StudioRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._count = 0
 
-    def start(self, wish: Wish) -> Run:
+    def start(self, wish: Wish) -> StudioRun:
         """Begin a run; TooManyRuns where as many are running as may."""
         running = sum(run.is_running for run in self._runs.values())
         if running >= self.limits.running:
@@ -199,7 +199,7 @@ class Runs:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="mhalearn-studio-")
         self._count += 1
-        run = Run(self._count, wish, Path(self._folder.name) / f"run-{self._count}.html")
+        run = StudioRun(self._count, wish, Path(self._folder.name) / f"run-{self._count}.html")
         self._runs[run.number] = run
         self._forget_old()
         work = run.work(self._environment, wish.seconds + self.limits.grace)
@@ -208,10 +208,10 @@ class Runs:
         task.add_done_callback(self._tasks.discard)
         return run
 
-    def find(self, number: int) -> Run | None:
+    def find(self, number: int) -> StudioRun | None:
         return self._runs.get(number)
 
-    def newest_first(self) -> list[Run]:
+    def newest_first(self) -> list[StudioRun]:
         return list(reversed(self._runs.values()))
 
     async def close(self) -> None:

@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mhalearn.studio.request import INPUTS, PRESETS, Limits, bounds, list_methods, read_wish
-from mhalearn.studio.runs import Run, Runs, TooManyRuns
+from mhalearn.studio.runs import Runs, StudioRun, TooManyRuns
 
 HOST = "127.0.0.1"
 _NAMES = ("127.0.0.1", "localhost")
@@ -113,11 +113,11 @@ class Answers:
             return _refuse(404, "this run has no report: it is going on, or ended without a layer")
         return FileResponse(run.report, media_type="text/html")
 
-    def _find(self, request: Request) -> Run | None:
+    def _find(self, request: Request) -> StudioRun | None:
         return self._runs.find(request.path_params["number"])
 
 
-async def _stream(run: Run, after: int) -> AsyncIterator[str]:
+async def _stream(run: StudioRun, after: int) -> AsyncIterator[str]:
     """What a run tells from there on, as server-sent events; the last one is its summary."""
     yield "retry: 1000\n\n"
     async for number, message in run.follow(after):

@@ -35,7 +35,7 @@ _SOME = 1000
 Tell = Callable[[dict[str, Any]], None]
 
 
-def main(arguments: list[str]) -> None:
+def run_worker(arguments: list[str]) -> None:
     wish = Wish(**json.loads(sys.stdin.readline()))
     out = sys.stdout
 
@@ -84,7 +84,7 @@ class Learning:
         shape = ("n", "k", "d", "out_dim")
         self._settings = settings | {name: getattr(self._examples, name) for name in shape}
         self._estimator = mha.AttentionRegressor(**settings)
-        self._watcher = Watcher(self._truth, self._estimator, self._say)
+        self._watcher = LayerWatcher(self._truth, self._estimator, self._say)
         # Who has the floor speaks: the learner for a message, whoever ends the run for good.
         self._floor = threading.RLock()
         self._has_ended = False
@@ -142,7 +142,7 @@ class Learning:
             self._tell(message)
 
 
-class Watcher:
+class LayerWatcher:
     """Turns the learner's events into messages; the truth is compared here, for display only."""
 
     def __init__(self, truth: mha.AttentionLayer, estimator: Any, tell: Tell) -> None:
@@ -249,4 +249,4 @@ def _heed_the_server(stop: Callable[[str], None]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_worker(sys.argv[1:])

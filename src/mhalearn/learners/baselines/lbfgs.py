@@ -1,18 +1,22 @@
 """L-BFGS on all parameters at once, from several random starts."""
 
+import math
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from mhalearn._runtime.devices import replicate
 from mhalearn._runtime.types import Array
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk
-from mhalearn.learners.baselines.descent import Descent, DescentTask, Walk, descend_in_blocks
+from mhalearn.layer.parametrisation import Parametrisation, Params
+from mhalearn.learners.baselines.descent import Descent, DescentTask
 from mhalearn.learners.baselines.starts import best_of_starts
-from mhalearn.learners.baselines.student import Student, value_and_gradient
+from mhalearn.learners.baselines.student import value_and_gradient
 from mhalearn.learners.options import LbfgsOptions
 from mhalearn.run.outcome import Candidate
 from mhalearn.run.run import Run
@@ -23,7 +27,7 @@ _DEFAULTS = LbfgsOptions()
 _LEAST_GAIN = 1e-6
 
 
-def learn(
+def learn_lbfgs(
     examples: Examples,
     architecture: Architecture,
     run: Run,
@@ -36,54 +40,83 @@ def learn(
     evaluation shows, and about the same for d = 16.)
     Cost: a little over three forward passes a step. Trust: a heuristic.
     """
-    memory, goal = options.memory, options.goal
 
-    def descend(task: DescentTask, student: Student, start: int) -> Descent:
-        return descend_in_blocks(
-            task,
-            lambda walk, until: _advance(
-                walk, until, jnp.asarray(goal), task.data, task.energy, memory
-            ),
-            student,
-            optax.lbfgs(memory_size=memory).init(student),
-            stage="lbfgs",
-            start=start,
-            steps=options.steps,
-            goal=goal,
-            least_gain=_LEAST_GAIN,
-        )
+    def descend(task: DescentTask, student: Params, start: int) -> Descent:
+        return _descend(task, student, start, options)
 
     return best_of_starts(descend, examples, architecture, run, options.starts)
 
 
-@partial(jax.jit, static_argnames=("memory",))
+class Iterate(NamedTuple):
+    """L-BFGS on its way."""
+
+    student: Params
+    memory: Any  # the gradient differences
+    step: Array
+    loss: Array  # before the last step
+
+
+def _descend(task: DescentTask, student: Params, start: int, options: LbfgsOptions) -> Descent:
+    """Blocks of compiled steps, until the steps, the goal, the clock or a divergence ends it."""
+    checkpoint, run, memory = task.run.checkpoint, task.run, options.memory
+    first = optax.lbfgs(memory_size=memory).init(student)
+    now = Iterate(student, first, jnp.asarray(0), jnp.asarray(math.inf))
+    loss = task.loss(student)
+    now, loss = checkpoint.recall("walk", like=(now, loss)) or (now, loss)
+    student, step = now.student, int(now.step)
+    while step < options.steps and loss > options.goal and not run.is_over():
+        until, goal = min(step + task.block, options.steps), jnp.asarray(options.goal)
+        begun = now._replace(loss=jnp.asarray(math.inf))
+        static = (task.problem.parametrisation, memory)
+        now = replicate(_advance(begun, jnp.asarray(until), goal, task.data, task.energy, *static))
+        latest, step = task.loss(now.student), int(now.step)
+        at_hand = partial(task.problem.to_layer, now.student)
+        run.emit("lbfgs", step, latest, at_hand=at_hand, start=start)
+        if not math.isfinite(latest):
+            return Descent(student, loss, False)
+        gain = 1 - latest / loss
+        student, loss = now.student, latest
+        task.keep(student, loss)
+        if gain < _LEAST_GAIN:
+            break
+        checkpoint.record("walk", (now, loss))
+    return Descent(student, loss, True)
+
+
+@partial(jax.jit, static_argnums=(5, 6))
 def _advance(
-    walk: Walk, until: Array, goal: Array, data: Chunk, energy: Array, memory: int
-) -> Walk:
+    now: Iterate,
+    until: Array,
+    goal: Array,
+    data: Chunk,
+    energy: Array,
+    kind: Parametrisation,
+    memory: int,
+) -> Iterate:
     optimiser = optax.lbfgs(memory_size=memory)
 
     @jax.custom_vjp
-    def objective(student: Student) -> Array:
-        return value_and_gradient(student, data, energy)[0]
+    def objective(student: Params) -> Array:
+        return value_and_gradient(kind, student, data, energy)[0]
 
     # Differentiated chunk by chunk: optax would differentiate through the sum and keep all of them.
-    def with_gradient(student: Student) -> tuple[Array, Student]:
-        return value_and_gradient(student, data, energy)
+    def with_gradient(student: Params) -> tuple[Array, Params]:
+        return value_and_gradient(kind, student, data, energy)
 
-    def scaled(gradient: Student, factor: Array) -> tuple[Student]:
+    def scaled(gradient: Params, factor: Array) -> tuple[Params]:
         return (jax.tree.map(lambda leaf: factor * leaf, gradient),)
 
     objective.defvjp(with_gradient, scaled)
     value_and_grad = optax.value_and_grad_from_state(objective)
 
-    def going(walk: Walk) -> Array:
-        return (walk.step < until) & (walk.loss > goal)
+    def going(now: Iterate) -> Array:
+        return (now.step < until) & (now.loss > goal)
 
-    def advance(walk: Walk) -> Walk:
-        loss, slope = value_and_grad(walk.student, state=walk.memory)
+    def advance(now: Iterate) -> Iterate:
+        loss, slope = value_and_grad(now.student, state=now.memory)
         updates, found = optimiser.update(
-            slope, walk.memory, walk.student, value=loss, grad=slope, value_fn=objective
+            slope, now.memory, now.student, value=loss, grad=slope, value_fn=objective
         )
-        return Walk(optax.apply_updates(walk.student, updates), found, walk.step + 1, loss)
+        return Iterate(optax.apply_updates(now.student, updates), found, now.step + 1, loss)
 
-    return jax.lax.while_loop(going, advance, walk)
+    return jax.lax.while_loop(going, advance, now)

@@ -25,8 +25,9 @@ from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.attention import LinearFit, fit_projections, jvp, logits, tangent, vjp
 from mhalearn.layer.batches import Chunk, sum_over_chunks
+from mhalearn.layer.dense import Dense
 from mhalearn.learners.baselines.descent import DescentTask
-from mhalearn.learners.baselines.starts import ENOUGH, ScoredLayer, conclude, prepare
+from mhalearn.learners.baselines.starts import EXACT_ENOUGH, ScoredLayer, conclude, prepare
 from mhalearn.learners.baselines.student import student_rng
 from mhalearn.learners.options import LinearOptions
 from mhalearn.run.checkpoint import to_arrays
@@ -46,7 +47,7 @@ _IDLE = 1e-3  # relative decrease of the objective over a block below which a st
 
 
 @in_float64
-def learn(
+def learn_linear(
     examples: Examples,
     architecture: Architecture,
     run: Run,
@@ -69,7 +70,7 @@ def learn(
     one head's direction and roughly the span of several, not a small error: a start for polish.
     """
     head_dim = architecture.head_dim
-    task, held_out = prepare(examples, architecture, run)
+    task, held_out = prepare(examples, Dense(architecture), run)
     d = task.problem.d
     shape = (architecture.heads, task.problem.query_dim, d)
     with one_lapack_thread():
@@ -84,7 +85,7 @@ def learn(
                 state["start"],
             )
         for start in range(first, options.starts):
-            if best.error <= ENOUGH:
+            if best.error <= EXACT_ENOUGH:
                 break
             rng = student_rng(run.seed, 2, start)
             theta = rng.standard_normal(shape) / d

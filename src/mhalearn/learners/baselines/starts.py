@@ -9,10 +9,10 @@ import numpy as np
 from mhalearn._runtime.programs import in_float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
-from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.learners.baselines.descent import Descent, DescentTask
-from mhalearn.learners.baselines.student import Student, batches, random_student, student_rng
+from mhalearn.learners.baselines.student import batches, random_student, student_rng
 from mhalearn.run.checkpoint import from_arrays, to_arrays
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
@@ -20,7 +20,7 @@ from mhalearn.solvers.polish import relative_error
 from mhalearn.solvers.scaled_problem import make_problem
 
 _HELD_OUT = 8  # one example in so many chooses among the starts
-ENOUGH = 1e-12  # held-out error (squared, relative) at which no further start is made
+EXACT_ENOUGH = 1e-12  # held-out error (squared, relative) at which no further start is made
 _LOST = 0.5  # held-out error above which nothing was learned
 
 
@@ -43,19 +43,18 @@ class ScoredLayer(NamedTuple):
     error: float
 
 
-def prepare(
-    examples: Examples, architecture: Architecture, run: Run
-) -> tuple[DescentTask, Examples]:
+def prepare(examples: Examples, kind: Parametrisation, run: Run) -> tuple[DescentTask, Examples]:
     """What all starts share, and the examples to select by."""
+    architecture = kind.architecture
     train, select = hold_out(examples, run.seed, examples.counting_limit(architecture))
-    problem = make_problem(train, Dense(architecture))
+    problem = make_problem(train, kind)
     energy = jnp.asarray(problem.energy if problem.energy > 0 else 1.0)
     return DescentTask(problem, batches(problem), energy, run), select
 
 
 @in_float64
 def best_of_starts(
-    descend: Callable[[DescentTask, Student, int], Descent],
+    descend: Callable[[DescentTask, Params, int], Descent],
     examples: Examples,
     architecture: Architecture,
     run: Run,
@@ -65,16 +64,16 @@ def best_of_starts(
 
     No further start is made once one explains the held-out examples to 1e-12.
     """
-    task, held_out = prepare(examples, architecture, run)
+    task, held_out = prepare(examples, architecture.parametrisation(), run)
     best: ScoredLayer | None = None
     finite = False
     for start in range(starts):
         rng = student_rng(run.seed, 1, start)
         student = random_student(task.problem, rng)
 
-        def work(student: Student = student, start: int = start) -> dict[str, Any]:
+        def work(student: Params = student, start: int = start) -> dict[str, Any]:
             end = descend(task, student, start)
-            layer = task.layer(end.student)
+            layer = task.problem.to_layer(end.student)
             error = relative_error(layer, held_out)
             return to_arrays(layer) | {"error": error, "loss": end.loss, "finite": end.finite}
 
@@ -86,7 +85,7 @@ def best_of_starts(
         finite = finite or end["finite"]
         if best is None or candidate.error < best.error:
             best = candidate
-        if best.error <= ENOUGH or run.is_over():
+        if best.error <= EXACT_ENOUGH or run.is_over():
             break
     assert best is not None
     return conclude(best, finite, run)
@@ -94,7 +93,7 @@ def best_of_starts(
 
 def conclude(best: ScoredLayer, finite: bool, run: Run) -> Candidate:
     """The provisional outcome; whether a layer is recovered is not for a learner to say."""
-    short = best.error > ENOUGH
+    short = best.error > EXACT_ENOUGH
     if short and run.is_over():
         outcome, reason = Outcome.TIME_LIMIT, f"held-out error {best.error:.1e} when time was up"
     elif short and not finite:

@@ -1,19 +1,20 @@
-"""The student of Adam and L-BFGS: its random start, the layer it stands for, and its loss."""
+"""The student of Adam and L-BFGS: its random start and its loss."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mhalearn._runtime.seeds import Stream, generator
-from mhalearn._runtime.types import Array, Float
-from mhalearn.layer.attention import residual
+from mhalearn._runtime.types import Array
 from mhalearn.layer.batches import Chunk, merge_chunks, sum_over_chunks
+from mhalearn.layer.dense import Dense, DenseHeads
+from mhalearn.layer.factored import Factors
+from mhalearn.layer.parametrisation import Parametrisation, Params
+from mhalearn.solvers.normal_equations import squared_residual
 from mhalearn.solvers.scaled_problem import Problem
-
-# Parameters by name: w, and theta or its factors query and key; `expand` reads them.
-Student = dict[str, Array]
 
 # Doubles a gradient may hold at once: 128 MiB.
 _WORKSPACE = 2**24
@@ -29,34 +30,26 @@ def student_rng(seed: int, *place: int) -> np.random.Generator:
     return generator(seed, Stream.BASELINES, *place)
 
 
-def random_student(problem: Problem, rng: np.random.Generator) -> Student:
-    """A random start: Theta_i of norm 0.3, and W_i such that outputs have the size of the labels.
-
-    With `head_dim` = h, Theta_i = A_i B_i^T / sqrt(h), a key-side vector being one more row of A_i.
-    """
-    head_dim, m = problem.architecture.head_dim, problem.architecture.heads
-    q, d, e = problem.query_dim, problem.d, problem.out_dim
+def random_student(problem: Problem, rng: np.random.Generator) -> Params:
+    """A random start: Theta_i of norm 0.3, and W_i such that outputs are as large as labels."""
+    a = problem.architecture
+    m, q, d, e = a.heads, a.query_dim, a.d, a.outputs
     theta, w = _THETA_NORM / d, 1 / math.sqrt(m * d)  # sizes of an entry
 
     def draw(size: float, *shape: int) -> Array:
         return jnp.asarray(size * rng.standard_normal(shape))
 
-    student: Student = {}
-    if head_dim is None:
-        student["theta"] = draw(theta, m, q, d)
-    else:
-        student["query"] = draw(math.sqrt(theta), m, q, head_dim)
-        student["key"] = draw(math.sqrt(theta), m, d, head_dim)
-    student["w"] = draw(w, m * d + problem.bias, e)
-    return student
-
-
-def expand(student: Student) -> tuple[Float[Array, "m q d"], Float[Array, "p e"]]:
-    """The attention and the stacked projections a student stands for."""
-    if "theta" in student:
-        return student["theta"], student["w"]
-    query, key = student["query"], student["key"]
-    return jnp.einsum("mqh,mdh->mqd", query, key) / math.sqrt(key.shape[-1]), student["w"]
+    if isinstance(problem.parametrisation, Dense):
+        return DenseHeads(draw(theta, m, q, d), draw(w, m * d + a.bias, e))
+    h, r = a.qk_rank, a.ov_rank
+    attention, projection = math.sqrt(theta / math.sqrt(h)), math.sqrt(w / math.sqrt(r))
+    return Factors(
+        query=draw(attention, m, q, h),
+        key=draw(attention, m, d, h),
+        value=draw(projection, m, d, r),
+        out=draw(projection, m, r, e),
+        bias=draw(w, int(a.bias), e),
+    )
 
 
 def batches(problem: Problem) -> Chunk:
@@ -84,17 +77,18 @@ def batches(problem: Problem) -> Chunk:
     return cuts._replace(weight=jnp.where(counts, cuts.weight, 0.0))
 
 
-def value_and_gradient(student: Student, data: Chunk, energy: Array) -> tuple[Array, Student]:
+def value_and_gradient(
+    kind: Parametrisation, student: Params, data: Chunk, energy: Array
+) -> tuple[Array, Params]:
     """Relative squared error and its gradient. Memory: one chunk's, forward and back."""
 
-    def squared(student: Student, chunk: Chunk) -> Array:
-        return jnp.sum(residual(*expand(student), chunk) ** 2) / energy
+    def squared(student: Params, chunk: Chunk) -> Array:
+        labels = chunk.labels * chunk.weight[..., None]
+        return jnp.sum((labels - kind.outputs(student, chunk)) ** 2) / energy
 
     return sum_over_chunks(lambda chunk: jax.value_and_grad(squared)(student, chunk), data)
 
 
-@jax.jit
-def relative_loss(student: Student, data: Chunk, energy: Array) -> Array:
-    return sum_over_chunks(
-        lambda chunk: jnp.sum(residual(*expand(student), chunk) ** 2) / energy, data
-    )
+@partial(jax.jit, static_argnums=0)
+def relative_loss(kind: Parametrisation, student: Params, data: Chunk, energy: Array) -> Array:
+    return squared_residual(kind, student, data) / energy

@@ -2,7 +2,7 @@
 
 from mhalearn.learners.chen_li.body_shape import fit_shape
 from mhalearn.learners.chen_li.breakdown import Breakdown
-from mhalearn.learners.chen_li.learner import Phases, certify, learn, run_phases
+from mhalearn.learners.chen_li.learner import Phases, certify_and_confirm, learn_chen_li, run_phases
 from mhalearn.learners.chen_li.phase1_crude_sum import estimate_projection_sum
 from mhalearn.learners.chen_li.phase2_body import ConvexBody, sculpt_body
 from mhalearn.learners.chen_li.phase2_certification import certify_rows, screen_pairs
@@ -14,12 +14,12 @@ __all__ = [
     "Breakdown",
     "ConvexBody",
     "Phases",
-    "certify",
+    "certify_and_confirm",
     "certify_rows",
     "estimate_projection_sum",
     "fit_shape",
     "large_margin_rows",
-    "learn",
+    "learn_chen_li",
     "literal_net",
     "refine_projection_sum",
     "run_phases",

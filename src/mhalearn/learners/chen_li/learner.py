@@ -77,7 +77,7 @@ class Phases:
     net: NetResult
 
 
-def learn(
+def learn_chen_li(
     examples: Examples,
     architecture: Architecture,
     run: Run,
@@ -145,7 +145,7 @@ def run_phases(
     total, width = crude.estimate, crude.label_rank
     check_label_dimension(n_heads or 1, examples.k, width)
     # Phase 2: rows on which all heads attend alike; their body is shaped where a round begins.
-    rows = [certify(examples, total, options.first_rows * d**2, run, options=options)]
+    rows = [certify_and_confirm(examples, total, options.first_rows * d**2, run, options=options)]
     heads = n_heads or 2
     shapes: list[BodyShape] = []
     margins: list[MarginRows] = []
@@ -172,7 +172,7 @@ def run_phases(
         check_rank(total, examples.k)
         # Phase 4: the same rows again with the better sum, and a tighter body.
         count = options.later_rows[heads > 2] * d**2
-        rows.append(certify(examples, total, count, run, round_, options))
+        rows.append(certify_and_confirm(examples, total, count, run, round_, options))
         shapes.append(shape)
         margins.append(ahead)
         sums.append(refined)
@@ -222,7 +222,7 @@ def _watcher(stage: str, run: Run) -> Watcher:
     return watch
 
 
-def certify(
+def certify_and_confirm(
     examples: Examples,
     total: Float64,
     count: int,

@@ -23,7 +23,7 @@ _VISIBLE = 1e-6
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SumEstimate:
     name: str
     estimate: Float64
     score: float  # mean log certification score of its best rows
@@ -34,12 +34,12 @@ class CrudeSum:
     """The chosen estimate, and all candidates with their scores."""
 
     estimate: Float64
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[SumEstimate, ...]
     strength: float  # squared norm of the estimate over the mean squared label: 0 if W_i cancel
     label_rank: int  # directions that carry labels: at most e, fewer where the W_i are low in rank
 
     @property
-    def chosen(self) -> Candidate:
+    def chosen(self) -> SumEstimate:
         return min(self.candidates, key=lambda candidate: candidate.score)
 
     def to_arrays(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class CrudeSum:
     @classmethod
     def from_arrays(cls, arrays: dict[str, Any]) -> "CrudeSum":
         rows = zip(_NAMES, arrays["candidates"], arrays["scores"].tolist(), strict=True)
-        candidates = tuple(Candidate(*row) for row in rows)
+        candidates = tuple(SumEstimate(*row) for row in rows)
         return cls(arrays["estimate"], candidates, arrays["strength"], arrays["label_rank"])
 
 
@@ -107,7 +107,7 @@ def estimate_projection_sum(examples: Examples, *, watch: Watcher | None = None)
     return CrudeSum(best.estimate, candidates, strength, label_rank)
 
 
-def _scored(examples: Examples, name: str, estimate: Float64, watch: Watcher | None) -> Candidate:
+def _scored(examples: Examples, name: str, estimate: Float64, watch: Watcher | None) -> SumEstimate:
     rows = screen_pairs(examples, estimate, examples.d**2, most=_COMPARED, watch=watch)
     score = float(np.mean(np.log(np.maximum(rows.score, 1e-12)))) if len(rows) else np.inf
-    return Candidate(name, estimate, score)
+    return SumEstimate(name, estimate, score)

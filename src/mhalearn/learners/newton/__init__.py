@@ -1,5 +1,5 @@
 """The exact solver: random starts, ridge continuation, descent, choice on held-out examples."""
 
-from mhalearn.learners.newton.learner import learn
+from mhalearn.learners.newton.learner import learn_newton
 
-__all__ = ["learn"]
+__all__ = ["learn_newton"]

@@ -62,7 +62,7 @@ class Task:
         self.run.emit(stage, step, _lowest(state), at_hand=at_hand)
 
 
-def anneal(
+def anneal_ridge(
     state: State, task: Task, scales: Scales, strengths: Iterable[float], *, stage: str
 ) -> State:
     """One step of every start at each strength g of the ridge."""

@@ -12,10 +12,11 @@ from mhalearn.data import Examples
 from mhalearn.data.label_precision import label_precision
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.dense import Dense
+from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.newton.annealing import LAST_STRENGTH, anneal_first_order
 from mhalearn.learners.newton.continuation import (
     Task,
-    anneal,
+    anneal_ridge,
     descend_without_ridge,
     finish_with_direct_steps,
     ridge_at,
@@ -56,7 +57,7 @@ class Hopping(NamedTuple):
     rng: NDArray[np.uint64]
 
 
-def learn(
+def learn_newton(
     examples: Examples,
     architecture: Architecture,
     run: Run,
@@ -69,7 +70,7 @@ def learn(
     Trust: a heuristic with no guarantee of success; what it returns is checked elsewhere.
     """
     exact = max(options.exact, label_precision(examples).floor ** 2)
-    start = run.start
+    start = run.start if isinstance(run.start, AttentionLayer) else None
 
     def with_heads(count: int, rounds: tuple[Round, ...] | None = None) -> Candidate:
         asked = architecture.with_heads(count)
@@ -182,7 +183,7 @@ def run_round(
     finishing = theta[0].size <= MAX_FINISHING_UNKNOWNS and any_rank
 
     def release_ridge(shaped: State, scales: Scales, stage: str) -> NDArray[np.float64]:
-        state = anneal(
+        state = anneal_ridge(
             reset_damping(shaped), task, scales, _release_ridges(round_), stage=f"{stage}, release"
         )
         state = descend_without_ridge(state, task, stage=f"{stage}, free")
@@ -197,7 +198,7 @@ def run_round(
             moved = anneal_first_order(
                 theta, problem, task.run, scales, round_.first_order_steps, stage=name
             )
-        state = anneal(
+        state = anneal_ridge(
             init_dense(moved, problem), task, scales, _anneal_ridges(round_), stage=stage
         )
         return Hopping(
@@ -208,7 +209,7 @@ def run_round(
         rng = generator_from(now.rng)
         scales = rescale_prior(now.scales, now.state, round_.prior)
         fresh = init_dense(exchange_heads(now.state, rng), problem)
-        trial = anneal(fresh, task, scales, _hop_ridges(round_), stage=name)
+        trial = anneal_ridge(fresh, task, scales, _hop_ridges(round_), stage=name)
         ridge = ridge_at(round_.final_ridge, scales, problem)
         state, any_better, lowest = keep_better(now.state, trial, ridge)
         if lowest:

@@ -1,0 +1,92 @@
+"""The level of label noise, from what a fit leaves of the examples it was fitted to.
+
+Examples that were not fitted say too much: their residual holds the error of the estimate beside
+the noise, and near the counting limit, where attention is sharp, many times as much. What is left
+of the fitted ones holds less than the noise, by as much as the unknowns took: for a minimum of the
+squared error, sigma^2 = |residual|^2 / (scalars - unknowns), to first order.
+Trust: unbiased for linear models; within 5 % here from twice the counting limit on, where the layer
+is the right one.
+"""
+
+import math
+from dataclasses import replace
+
+from scipy.stats import norm
+
+from mhalearn.data import Examples
+from mhalearn.judge.certificate import Certificate
+from mhalearn.judge.evidence import Evidence
+from mhalearn.judge.identifiability import half_widths
+from mhalearn.judge.jacobian_spectrum import measure_spectrum
+from mhalearn.judge.residuals import Residuals, measure_residuals
+from mhalearn.judge.spectrum import Parameters
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
+
+
+def estimate_noise(residuals: Residuals, scalars: int, unknowns: int) -> float:
+    """The standard deviation of label noise; that of the residual where nothing is left over.
+
+    residuals: of the examples that were fitted. unknowns: that were determined by them.
+    """
+    share = 1 - unknowns / scalars
+    return residuals.noise_level / math.sqrt(share) if share > 0 else residuals.noise_level
+
+
+def with_noise_of_fit(certificate: Certificate, evidence: Evidence) -> Certificate:
+    """The certificate with the noise that `train` shows in place of the residual of `certify`.
+
+    Where `train` is explained exactly, or the candidate is no minimum, it stays as it is.
+    """
+    if evidence.train_residuals.exact or not evidence.polished:
+        return certificate
+    train = evidence.train
+    determined = evidence.class_of_layer.count() - (certificate.null_dimension or 0)
+    scalars = train.rows * train.out_dim
+    noise = estimate_noise(evidence.train_residuals, scalars, determined)
+    intervals = certificate.intervals
+    if intervals is not None and certificate.noise_level > 0:
+        intervals = half_widths(intervals, noise / certificate.noise_level)
+    return replace(certificate, noise_level=noise, intervals=intervals)
+
+
+def refitted(
+    certificate: Certificate,
+    layer: Layer,
+    examples: Examples,
+    architecture: Architecture,
+    residuals: Residuals | None = None,
+    working_set: Examples | None = None,
+) -> Certificate:
+    """The certificate of a layer that was fitted to all examples after it was certified.
+
+    residuals: of the layer on the examples, where they are known. working_set: random ones of them,
+    in memory, whose inputs stand for all.
+
+    The noise and the intervals, both to first order, are those of that fit. No example is left to
+    vouch for fresh inputs, so the tail is given up.
+    """
+    inputs = examples if working_set is None else working_set
+    residuals = residuals or measure_residuals(layer, examples)
+    spectrum = measure_spectrum(layer, inputs, architecture)
+    null = 0 if spectrum is None else spectrum.null_dimension
+    determined = architecture.with_heads(layer.n_heads).count() - null
+    noise = estimate_noise(residuals, examples.rows * layer.out_dim, determined)
+    intervals: Parameters | None = None
+    if spectrum is not None:
+        width = norm.ppf(1 - certificate.delta / 2) * noise
+        intervals = half_widths(spectrum.deviations, width * math.sqrt(inputs.rows / examples.rows))
+    return replace(
+        certificate,
+        noise_level=noise,
+        tail_bound=1.0,
+        spectrum=None if spectrum is None else spectrum.theta,
+        null_dimension=None if spectrum is None else spectrum.null_dimension,
+        intervals=intervals,
+        statement=(
+            f"Noise of level {noise:.3g} is estimated from the residual, and with it, to first "
+            f"order, an interval of confidence {1 - certificate.delta:.10g} for each parameter. "
+            "The layer was fitted to all examples: nothing is promised about fresh inputs."
+        ),
+        refitted=True,
+    )

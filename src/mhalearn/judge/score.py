@@ -1,0 +1,36 @@
+"""The coefficient of determination, as scikit-learn's regressors score themselves."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mhalearn._runtime.types import Float64
+from mhalearn.data import Examples
+from mhalearn.layer.base import Layer
+
+
+def determination(
+    layer: Layer, examples: Examples, sample_weight: ArrayLike | None = None
+) -> float:
+    """R^2 over all outputs: 1 - |Y - F|^2 / |Y - mean Y|^2, the mean that of each column."""
+    x, labels, _ = examples.arrays()
+    y = labels.astype(np.float64)
+    if y.shape[2] != layer.out_dim:
+        raise ValueError(f"Y has {y.shape[2]} columns, the layer has {layer.out_dim}")
+    weights = np.ones(len(y)) if sample_weight is None else _check_weights(sample_weight, len(y))
+    each = weights[:, None, None]
+    middle = np.sum(each * y, axis=(0, 1)) / (each.sum() * y.shape[1])
+    spread = float(np.sum(each * (y - middle) ** 2))
+    wrong = float(np.sum(each * (y - layer(x)) ** 2))
+    return 1.0 - wrong / spread if spread > 0 else float(wrong == 0.0)
+
+
+def _check_weights(sample_weight: ArrayLike, n: int) -> Float64:
+    try:
+        weights = np.asarray(sample_weight, dtype=np.float64)
+    except (ValueError, TypeError):
+        weights = np.zeros(0)
+    if weights.shape != (n,):
+        raise ValueError(f"sample_weight must have one number for each of {n} examples")
+    if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.sum() > 0):
+        raise ValueError("sample_weight: pass finite numbers of at least 0, not all of them 0")
+    return weights
