@@ -185,14 +185,13 @@ def test_surplus_heads_beyond_those_asked_for_are_dropped_with_their_vectors():
     """The largest stay, each with its own key vector, and the bias, which is no head's."""
     layer = narrow_layer(3, 32, 4, bias=True)
     examples = examples_of(layer, 300)
-    two = examples.architecture(2, head_dim=4, bias=True)
-    problem = make_problem(examples, Factored(two))
+    problem = problem_of(examples, 2, 4, bias=True)
     learned = learn_once(problem, problem, Run(), most=2, attempt=0, steps=400)
     assert learned.n_heads == 2
     x, y, _ = examples.arrays()
     assert 0 < np.sum((learned(x) - y) ** 2) < 0.3 * np.sum(y**2)
     with float64():
-        heads = Factored(two.with_heads(3)).from_layer(layer, problem.units)
+        heads = Factored(problem.architecture.with_heads(3)).from_layer(layer, problem.units)
         kept = problem.to_layer(merge_heads(heads, 0.0, 0.01, most=2))
     largest = np.argsort(-np.linalg.norm(layer.w, axis=(1, 2)))[:2]
     expected = AttentionLayer(

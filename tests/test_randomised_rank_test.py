@@ -132,7 +132,7 @@ def test_coarse_labels_of_many_narrow_heads_are_recovered():
 
 
 def test_a_missing_narrow_head_is_noticed(monkeypatch):
-    monkeypatch.setattr(narrow, "_LARGE", 100)
+    monkeypatch.setattr(architectures, "_LARGE", 100)
     monkeypatch.setattr(search, "_STEPS", 400)
     monkeypatch.setattr(search, "_ATTEMPTS", 1)
     layer = narrow_layer(3, 16, 4)
