@@ -7,7 +7,6 @@ import sys
 import tempfile
 
 import pytest
-from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
 # Shapes and types are checked in the tests, not for users; the hook must come before the package.
@@ -21,8 +20,7 @@ _CACHE = pytest.StashKey[str]()
 def pytest_configure(config: pytest.Config) -> None:
     """Workers and the processes that tests start inherit what is set here; JAX reads it once."""
     assert "jax" not in sys.modules
-    # New in each session, and shared by all in it.
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # new in each session
         config.stash[_CACHE] = tempfile.mkdtemp(prefix="mhalearn-tests-")
         os.environ["JAX_COMPILATION_CACHE_DIR"] = config.stash[_CACHE]
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -48,15 +46,3 @@ def _xla_knows(flag: str) -> bool:
     asked = os.environ | {"XLA_FLAGS": f"--{flag}=false", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", "import jax; jax.devices()"]
     return subprocess.run(command, env=asked, capture_output=True, check=False).returncode == 0
-
-
-@pytest.fixture(autouse=True)
-def shapes_are_checked(request: pytest.FixtureRequest):
-    """At every call, except in tables of whole fits, marked `unchecked`.
-
-    The unit tests of the same functions check them; a fit calls them thousands of times.
-    """
-    unchecked = request.node.get_closest_marker("unchecked") is not None
-    jaxtyping_config.update("jaxtyping_disable", unchecked)
-    yield
-    jaxtyping_config.update("jaxtyping_disable", False)

@@ -117,9 +117,9 @@ def test_stops_at_the_time_limit_with_a_layer(method):
     examples = teach(noise=0.3)  # nothing to reach: every start would run to its end
     brief = {"sweeps" if method == "linear" else "steps": 8}
     run(method, examples, starts=1, **brief)  # compiles
-    began = time.perf_counter()
+    began = time.process_time()
     solution = run(method, examples, max_seconds=0.2, starts=10**6)
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 2.0
     assert solution.outcome is Outcome.TIME_LIMIT
     assert np.isfinite(solution.layer.theta).all()
 

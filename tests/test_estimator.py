@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import contextmanager
 
 import jax
 import numpy as np
@@ -61,6 +62,7 @@ SETTINGS = {
     "head_dim": 2,
     "bias": True,
     "causal": True,
+    "attention": None,
     "polish": False,
     "random_state": 7,
     "max_seconds": 1.5,
@@ -225,21 +227,61 @@ def test_the_score_of_constant_labels(fitted):
 # Every method
 
 
-@pytest.mark.parametrize("method", [AUTO, *(learner.name for learner in list_learners())])
-def test_every_method_works_or_says_why_not(method):
-    estimator = AttentionRegressor(2, method, max_seconds=60.0)
-    try:
-        estimator.fit(X, Y)
-    except ValueError as error:
-        assert len(str(error).splitlines()) == 1  # noqa: PT017
-        return
-    # Polish brings whatever is near enough to machine precision.
-    assert estimator.outcome_ in (Outcome.RECOVERED, Outcome.FITTED, Outcome.STUCK)
-    error = compare(estimator.layer_, TRUTH.canonical()).max_error
-    assert error < 1e-9 if estimator.outcome_ is Outcome.RECOVERED else error > 1e-9
-    if method in ("auto", "newton", "adam", "lbfgs"):
-        assert estimator.outcome_ is Outcome.RECOVERED
-    refuses_training_data(estimator.layer_)
+SHORTER = np.random.default_rng(0).integers(2, K + 1, N)
+# Of a setting: the layer it is about, the parameters that ask for it, and the examples' lengths.
+KINDS = {
+    "plain": (TRUTH, {}, None),
+    "lengths": (TRUTH, {}, SHORTER),
+    "open count": (TRUTH, {"n_heads": "auto"}, None),
+    "causal": (TRUTH.replace(causal=True), {"causal": True}, None),
+    "bias": (random_layer(2, D, key_vector=True, out_bias=True, seed=3), {"bias": True}, None),
+    "rank": (random_layer(2, D, rank=2, seed=3), {"head_dim": 2}, None),
+}
+# These compile programs of their own.
+SLOW_KINDS = ("open count", "causal", "bias", "rank")
+REFUSALS = {
+    "sculpt": {"lengths": "lengths", "causal": "causal", "bias": "bias", "rank": "head_dim"},
+    "adam": {"open count": "n_heads"},
+    "lbfgs": {"open count": "n_heads"},
+    "linear": {"open count": "n_heads"},
+}
+# The labels of two heads and four tokens need six dimensions in the phases.
+BREAKDOWNS = {"sculpt": ("plain", "open count")}
+METHODS = [AUTO, *(learner.name for learner in list_learners())]
+REFUSED = [(m, kind, words) for m in METHODS for kind, words in REFUSALS.get(m, {}).items()]
+WORKING = [
+    pytest.param(m, kind, marks=[pytest.mark.slow] if kind in SLOW_KINDS else [])
+    for m in METHODS
+    for kind in KINDS
+    if kind not in REFUSALS.get(m, {})
+]
+
+
+def attempt(method, kind):
+    truth, arguments, lengths = KINDS[kind]
+    estimator = AttentionRegressor(2, method).set_params(**arguments)
+    return estimator.fit(X, truth(X, lengths), lengths), truth
+
+
+@pytest.mark.parametrize(("method", "kind", "words"), REFUSED)
+def test_a_method_refuses_what_it_does_not_know(method, kind, words):
+    with pytest.raises(ValueError, match=words) as error:
+        attempt(method, kind)
+    assert method in one_line(error) or "use newton" in one_line(error)
+
+
+@pytest.mark.parametrize(("method", "kind"), WORKING)
+def test_every_method_works_where_it_does_not_refuse(method, kind):
+    estimator, truth = attempt(method, kind)
+    if kind in BREAKDOWNS.get(method, ()):
+        assert estimator.outcome_ is Outcome.STUCK
+        assert estimator.solution_.reason.startswith("phase ")
+        assert compare(estimator.layer_, truth.canonical()).max_error > 1e-3
+    else:  # Polish brings whatever is near enough to machine precision.
+        assert estimator.outcome_ is Outcome.RECOVERED, estimator.solution_.reason
+        assert compare(estimator.layer_, truth.canonical()).max_error < 1e-9
+    if kind == "plain":
+        refuses_training_data(estimator.layer_)
 
 
 def test_auto_is_newton(fitted):
@@ -292,11 +334,11 @@ def test_the_time_limit_is_honoured(n_heads, limit):
     labels = np.random.default_rng(2).standard_normal(Y.shape)
     AttentionRegressor(n_heads, max_seconds=limit).fit(X, labels)  # compiles what it reaches
     AttentionRegressor(n_heads, max_seconds=2 * limit).fit(X, labels)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     estimator = AttentionRegressor(n_heads, max_seconds=limit).fit(X, labels)
-    took = time.perf_counter() - began
     assert estimator.outcome_ is Outcome.TIME_LIMIT
-    assert limit <= took < limit + 3
+    assert time.perf_counter() - began >= limit
+    assert time.process_time() - used < limit + 3  # a busy machine makes it wait, not work
     assert np.isfinite(estimator.layer_.w).all()
 
 
@@ -377,6 +419,23 @@ def test_an_interrupted_fit_leaves_a_checkpoint_to_resume_from(tmp_path):
 # Callers' mistakes
 
 
+@contextmanager
+def quick():
+    """Before any work: nothing is compiled and little computed, however busy the machine is."""
+    began, compiled = time.process_time(), []
+
+    def note(event, seconds, **_):
+        compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        yield
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert compiled == []
+    assert time.process_time() - began < 1
+
+
 def one_line(error):
     assert str(error.value).strip()
     assert len(str(error.value).splitlines()) == 1
@@ -425,10 +484,8 @@ ARGUMENTS = [
 def test_a_bad_argument_is_a_quick_value_error_of_one_line(arguments, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     estimator = AttentionRegressor(2).set_params(**arguments)
-    began = time.perf_counter()
-    with pytest.raises(ValueError) as error:  # noqa: PT011
+    with quick(), pytest.raises(ValueError) as error:  # noqa: PT011
         estimator.fit(X, Y)
-    assert time.perf_counter() - began < 1
     said = one_line(error)
     assert any(name in said or str(value) in said for name, value in arguments.items())
     assert list(tmp_path.iterdir()) == []
@@ -486,10 +543,8 @@ DATA = {
 @pytest.mark.parametrize(("x", "y"), DATA.values(), ids=DATA.keys())
 def test_bad_data_are_a_quick_value_error_of_one_line(x, y):
     estimator = AttentionRegressor(2)
-    began = time.perf_counter()
-    with pytest.raises(ValueError) as error:  # noqa: PT011
+    with quick(), pytest.raises(ValueError) as error:  # noqa: PT011
         estimator.fit(x, y)
-    assert time.perf_counter() - began < 1
     one_line(error)
     assert not hasattr(estimator, "layer_")
 

@@ -7,12 +7,13 @@ import pytest
 from oracles import narrow_layer
 
 from mhalearn import AttentionRegressor, compare, sample_inputs
-from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.programs import float64, in_float64
 from mhalearn.data import Examples
 from mhalearn.layer import architecture as architectures
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.factored import Factored, Factors, merge_heads, pad_with_zero_heads
+from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.newton import factored as many
 from mhalearn.learners.newton.factored import learn_once
 from mhalearn.run.outcome import Outcome
@@ -181,10 +182,22 @@ def test_a_student_that_diverges_is_a_numerical_outcome(monkeypatch):
 
 
 def test_surplus_heads_beyond_those_asked_for_are_dropped_with_their_vectors():
+    """The largest stay, each with its own key vector, and the bias, which is no head's."""
     layer = narrow_layer(3, 32, 4, bias=True)
-    problem = problem_of(examples_of(layer, 300), 2, 4, bias=True)
-    learned = learn_once(problem, problem, Run(), most=2, attempt=0)
+    examples = examples_of(layer, 300)
+    problem = problem_of(examples, 2, 4, bias=True)
+    learned = learn_once(problem, problem, Run(), most=2, attempt=0, steps=400)
     assert learned.n_heads == 2
+    x, y, _ = examples.arrays()
+    assert 0 < np.sum((learned(x) - y) ** 2) < 0.3 * np.sum(y**2)
+    with float64():
+        heads = Factored(problem.architecture.with_heads(3)).from_layer(layer, problem.units)
+        kept = problem.to_layer(merge_heads(heads, 0.0, 0.01, most=2))
+    largest = np.argsort(-np.linalg.norm(layer.w, axis=(1, 2)))[:2]
+    expected = AttentionLayer(
+        layer.theta[largest], layer.w[largest], layer.key_vector[largest], layer.out_bias
+    )
+    assert compare(kept, expected).max_error < 1e-12
 
 
 @in_float64

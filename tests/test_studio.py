@@ -193,7 +193,7 @@ def test_a_run_is_stopped_at_once_and_makes_room(studio):
     assert "stop one, or wait" in refused.json()["error"]
     stopped = client.post("/runs/1/stop").json()
     assert (stopped["state"], stopped["running"], stopped["report"]) == ("stopped", False, False)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10  # which a process is given to leave by itself
     *_, last, over = events(client, 1)
     assert last == {"kind": "stopped", "reason": "stopped by hand"}
     assert over["state"] == "stopped"

@@ -481,10 +481,8 @@ def test_what_the_estimator_recovered_is_recovered_on_fresh_examples_too():
         certify(estimator.layer_, X, Y)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
-def test_random_attacks(seed):
-    """Random truths, inputs, precisions and head counts: RECOVERED only if right."""
+def attack(seed):
+    """A random truth, and what is learned from inputs, precisions and head counts at random."""
     g = rng(seed)
     m, d, k = int(g.integers(1, 4)), int(g.integers(2, 6)), int(g.integers(3, 6))
     truth = random_layer(m, d, scale=float(g.choice([0.5, 2, 6])), seed=seed)
@@ -493,9 +491,20 @@ def test_random_attacks(seed):
     if seed % 3 == 0:
         x[..., -1] *= 10.0 ** -g.integers(0, 5)
     y = truth(x).astype(g.choice(["float16", "float32", "float64"]))
-    estimator = learn(x, y, int(g.integers(1, 4)), max_seconds=60.0)
-    if estimator.outcome_ is Outcome.RECOVERED:
-        assert compare(estimator.layer_, truth.canonical()).max_error < 2e-2
+    return truth, learn(x, y, int(g.integers(1, 4)), max_seconds=60.0)
+
+
+@pytest.mark.slow
+def test_random_attacks():
+    """RECOVERED only if right; and some are, or there is nothing to be wrong about."""
+    recovered = 0
+    for seed in range(12):
+        truth, estimator = attack(seed)
+        if estimator.outcome_ is Outcome.RECOVERED:
+            recovered += 1
+            error = compare(estimator.layer_, truth.canonical()).max_error
+            assert error < 2e-2, f"seed {seed}"
+    assert recovered >= 3  # of seeds 4, 6 and 7; the others have too few heads, or too many
 
 
 # Noise or structure
@@ -533,7 +542,7 @@ def test_noise_does_not_look_like_structure(noise):
         ]
     )
     assert excess.max() < 6.0  # the verdict's bar
-    # The larger of two standardised statistics, as it should be under noise.
+    # The largest of four standardised statistics, one a kernel, as it should be under noise.
     assert np.mean(excess > 3.0) <= 0.1
     assert -0.5 < np.median(excess) < 1.5
 
