@@ -157,9 +157,7 @@ import mhalearn as mha
 from mhalearn._runtime import devices
 from mhalearn.layer.dense import Dense
 from mhalearn.layer.factored import Factored
-from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import init_dense, take_step
-from mhalearn.solvers.polish import minimise
+from mhalearn.solvers.gauss_newton import JOINT, init_dense, init_state, take_step
 from mhalearn.solvers.scaled_problem import make_problem
 
 examples = mha.load_examples(sys.argv[1])
@@ -173,8 +171,10 @@ for worth in (np.inf, 0.0):
     with patch("mhalearn.solvers.scaled_problem.WORKSPACE", 2**10):
         problem = make_problem(examples, Factored(examples.architecture(2, head_dim=3)))
     heads = problem.parametrisation.init(np.random.default_rng(0))
-    moved = minimise(heads, problem, Run(), stage="", max_steps=1).params
-    queries.append(np.asarray(moved.query))
+    before = init_state(jax.tree.map(lambda leaf: leaf[None], heads))
+    after = take_step(before._replace(damping=np.full(1, 10.0)), problem, JOINT)
+    assert np.abs(after.params.query - before.params.query).max() > 1e-3  # it was taken
+    queries.append(np.asarray(after.params.query))
     chunks.append(len(problem.data.tokens))
 data = make_problem(examples, Dense(examples.architecture(2, bias=True, causal=True))).data
 parts = [len(leaf.addressable_shards) for leaf in data]
@@ -210,7 +210,7 @@ import json, sys
 import jax, numpy as np
 import mhalearn as mha
 from mhalearn._runtime import devices
-from mhalearn._runtime.programs import in_single
+from mhalearn._runtime.programs import in_float64, in_single
 from mhalearn.layer.factored import Factored, Factors
 from mhalearn.solvers import first_order
 from mhalearn.solvers.scaled_problem import make_problem
@@ -218,17 +218,25 @@ from mhalearn.solvers.scaled_problem import make_problem
 devices.WORTH = 0.0
 truth, examples = mha.load_layer(sys.argv[1]), mha.load_examples(sys.argv[2])
 learned = mha.AttentionRegressor(head_dim=8).fit(examples)
-problem = make_problem(examples, Factored(examples.architecture(8, head_dim=8)))
-data, there = first_order.draw_from(problem, single=True)
-chosen = first_order._draw(there, 100, 128, np.random.default_rng(0))
-kind = Factored(examples.architecture(10, head_dim=8))
-heads = jax.tree.map(lambda leaf: leaf[None], in_single(kind.init(np.random.default_rng(0))))
-adam = first_order.optax.scale_by_adam()
-walk = first_order.Walk(heads, jax.vmap(adam.init)(heads), np.ones(1, np.float32))
-rates = np.zeros(len(chosen), np.float32)
-weights, static = Factors(1.0, 1.0, 1.0, 1.0, 0.0), (kind, 1e-8, True)
-given = walk, data, np.float32(1.0), weights, chosen, rates, rates
-program = first_order._advance.lower(*given, *static).compile()
+
+@in_float64
+def lower():
+    kind = Factored(examples.architecture(8, head_dim=8))
+    problem = make_problem(examples, kind)
+    data, there = first_order.draw_from(problem, True)
+    chosen = first_order._draw(there, 100, 128, np.random.default_rng(0))
+    rates = np.zeros(len(chosen))
+    heads = in_single(kind.init(np.random.default_rng(0)))
+    heads = jax.tree.map(lambda leaf: leaf[None], heads)
+    memory = jax.vmap(first_order.optax.scale_by_adam().init)(heads)
+    walk = first_order.Walk(heads, memory, np.ones(1, np.float32))
+    weights, each = Factors(1.0, 1.0, 1.0, 1.0, 0.0), (kind, 1e-8, True)
+    lowered = first_order._advance.lower(
+        walk, data, np.float32(1.0), weights, chosen, rates, rates, *each
+    )
+    return lowered.compile(), there
+
+program, there = lower()
 said = {
     "outcome": learned.outcome_.name,
     "error": mha.compare(learned.layer_, truth).max_error,
