@@ -62,7 +62,9 @@ class Draw:
         """Examples of a teacher, `RATIO` times as many as the learner's unknowns ask for."""
         bias = bool(settings.get("bias", False))
         probe = mha.Examples(np.ones((1, k, truth.d)), np.ones((1, k, truth.out_dim)))
-        limit = probe.counting_limit(truth.n_heads, bias, settings.get("head_dim"))
+        limit = probe.counting_limit(
+            probe.architecture(truth.n_heads, bias=bias, head_dim=settings.get("head_dim"))
+        )
         if lengths is not None:
             # Rows say less where there are fewer tokens: counted for the mean length below.
             mean = (lengths[0] + lengths[1]) / 2

@@ -133,7 +133,7 @@ def other_units(d: Draw) -> Trap:
 def around_the_limit(low: float, high: float) -> Callable[[Draw], Trap]:
     def trap(d: Draw) -> Trap:
         truth, x = d.layer(), d.inputs()
-        limit = mha.Examples(x, truth(x)).counting_limit(d.m)
+        limit = truth.architecture.with_heads(d.m).counting_limit(x.shape[1])
         x = x[: max(1, int(d.rng.uniform(low, high) * limit))]
         return Trap(x, truth(x), truth, d.m)
 

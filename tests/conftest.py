@@ -20,8 +20,7 @@ _CACHE = pytest.StashKey[str]()
 def pytest_configure(config: pytest.Config) -> None:
     """Workers and the processes that tests start inherit what is set here; JAX reads it once."""
     assert "jax" not in sys.modules
-    # New in each session, and shared by all in it.
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # new in each session
         config.stash[_CACHE] = tempfile.mkdtemp(prefix="mhalearn-tests-")
         os.environ["JAX_COMPILATION_CACHE_DIR"] = config.stash[_CACHE]
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -25,6 +25,7 @@ from mhalearn.learners import NewtonOptions, Round
 from mhalearn.report.terminal import Progress
 from mhalearn.run import checkpoint as journals
 from mhalearn.run.checkpoint import Checkpoint, generator_from, generator_words
+from mhalearn.run.clock import Clock
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 
@@ -197,7 +198,10 @@ def test_a_solution_comes_back(tmp_path):
     def solve():
         return Candidate(TRUTH, Outcome.STUCK, "phase 2: ünclear", loss=0.5)
 
-    for work in (solve, None):
+    def solve_again():
+        raise AssertionError("it was known")
+
+    for work in (solve, solve_again):
         trace = Run()
         trace.follow(opened(tmp_path / "run.safetensors"))
         found = trace.once("solution", work)
@@ -319,7 +323,7 @@ def test_a_forged_solution_is_refused(tmp_path):
         trace = Run()
         trace.follow(opened(path))
         with pytest.raises(ValueError, match="damaged"):
-            trace.once("solution", None)
+            trace.once("solution", lambda: Candidate(TRUTH))
 
 
 # Where a run may begin
@@ -353,11 +357,11 @@ def test_a_run_out_of_time_goes_on_with_more(tmp_path, monkeypatch):
     whole = AttentionRegressor(2).fit(X, NOISY)
     looks = {}
 
-    def seconds(trace):  # a clock that ticks when it is looked at
-        looks[trace] = looks.get(trace, 0) + 1
-        return float(looks[trace])
+    def seconds(clock):  # that ticks when it is looked at
+        looks[clock] = looks.get(clock, 0) + 1
+        return float(looks[clock])
 
-    monkeypatch.setattr(Run, "seconds", property(seconds))
+    monkeypatch.setattr(Clock, "seconds", property(seconds))
     records = []
     for _ in range(3):
         stopped = AttentionRegressor(2, checkpoint=path, resume=True, max_seconds=25.0).fit(
@@ -417,7 +421,7 @@ CASES = {
         (X[:9], NOISY[:9]),
         {"1 heads, brief", "2 heads, patient"},
     ),
-    "adam": ({"n_heads": 2, "method": "adam"}, (X, NOISY), {"walk", "start 3"}),
+    "adam": ({"n_heads": 2, "method": "adam"}, (X, NOISY), {"adam", "start 3"}),
     "lbfgs": ({"n_heads": 2, "method": "lbfgs"}, (X, NOISY), {"walk", "start 5"}),
     "linear": ({"n_heads": 2, "method": "linear"}, (X, NOISY), {"starts"}),
     "sculpt": (

@@ -118,6 +118,7 @@ def known(
         "train_null_dimension": 0,
         "gain_of_one_more_head": 0.0,
         "residual_dependence": 0.0,
+        "residual_correlation": 1.0,
     } | facts
     vars(evidence).update(facts)  # where a cached property keeps what it measured
     return evidence
@@ -341,6 +342,14 @@ FOUND = [
         {"deviations": 30.0},
     ),
     (
+        "overfitted",
+        {**NOISY, "certify_residuals": residuals(0.1), "residual_correlation": 5.0},
+        STUCK,
+        "relative squared error 0.01, by size 8.2 times the noise that the examples to fit show, "
+        "and what is left of those is correlated between outputs 5.0 times as much as noise",
+        {"times_noise": pytest.approx(10 * np.sqrt(2 / 3)), "correlation": 5.0},
+    ),
+    (
         "noise",
         NOISY,
         FITTED,
@@ -470,6 +479,22 @@ def test_what_is_expensive_is_not_asked_where_something_cheap_decides(facts):
     if judge(evidence).outcome in (STUCK, NOT_IDENTIFIED, Outcome.TIME_LIMIT):
         vars(evidence)["all_residuals"] = Untouchable()
         judge(evidence)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"residual_correlation": 5.0},  # as noise of one cause is, with enough examples
+        {"certify_residuals": residuals(0.1)},  # the error of an estimate near the counting limit
+    ],
+)
+def test_one_sign_of_a_wrong_layer_alone_is_taken_for_noise(facts):
+    assert judge(known(**NOISY | facts)).findings[0].name == "noise"
+
+
+def test_where_no_head_can_be_tested_dependence_is():
+    evidence = known(**NOISY, gain_of_one_more_head=None, residual_dependence=30.0)
+    assert judge(evidence).findings[0].name == "residual dependence"
 
 
 def test_a_missing_head_spares_the_test_of_dependence():

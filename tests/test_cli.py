@@ -242,7 +242,7 @@ def test_generate_says_how_to_learn_the_given_layer(mhalearn, tmp_path):
     code, out, _ = mhalearn("generate", *arguments)
     assert code == 0
     assert out.rstrip().endswith("--heads 2 --bias --causal")
-    limit = mha.load_examples(tmp_path / "examples.safetensors").counting_limit(2, bias=True)
+    limit = mha.load_layer(tmp_path / "layer.safetensors").architecture.counting_limit(4)
     assert f"counting limit of {limit:.1f}" in out
     assert mha.load_layer(tmp_path / "layer.safetensors").causal
 

@@ -29,7 +29,7 @@ from mhalearn._runtime import devices
 from mhalearn._runtime import storage
 from mhalearn.data import examples
 from mhalearn.run.checkpoint import Checkpoint
-from mhalearn.run.outcome import Run
+from mhalearn.run.run import Run
 devices.WORTH, examples._SMALL = 0.0, 0
 if "PLENTY" in os.environ:
     examples._PLENTY, examples._WORKING = int(os.environ["PLENTY"]), 0
@@ -155,10 +155,9 @@ from unittest.mock import patch
 import jax, numpy as np
 import mhalearn as mha
 from mhalearn._runtime import devices
-from mhalearn.solvers.gauss_newton_factored import polish_heads
-from mhalearn.learners.newton.factored import random_heads
-from mhalearn.run.outcome import Run
-from mhalearn.solvers.gauss_newton import begin, descend
+from mhalearn.layer.dense import Dense
+from mhalearn.layer.factored import Factored
+from mhalearn.solvers.gauss_newton import JOINT, init_dense, init_state, take_step
 from mhalearn.solvers.scaled_problem import make_problem
 
 examples = mha.load_examples(sys.argv[1])
@@ -167,15 +166,17 @@ thetas, queries, chunks = [], [], []
 theta = np.random.default_rng(0).standard_normal((1, 2, 6, 6))
 for worth in (np.inf, 0.0):
     devices.WORTH = worth
-    problem = make_problem(examples, 2, bias=False, causal=False)
-    thetas.append(np.asarray(descend(begin(theta, problem), problem).theta))
+    problem = make_problem(examples, Dense(examples.architecture(2)))
+    thetas.append(np.asarray(take_step(init_dense(theta, problem), problem).params.theta))
     with patch("mhalearn.solvers.scaled_problem.WORKSPACE", 2**10):
-        problem = make_problem(examples, 2, bias=False, causal=False, narrow=True)
-    heads = random_heads(problem, 2, 3, np.random.default_rng(0))
-    moved, _ = polish_heads(heads, problem, Run(), stage="", max_steps=1)
-    queries.append(np.asarray(moved.query))
+        problem = make_problem(examples, Factored(examples.architecture(2, head_dim=3)))
+    heads = problem.parametrisation.init(np.random.default_rng(0))
+    before = init_state(jax.tree.map(lambda leaf: leaf[None], heads))
+    after = take_step(before._replace(damping=np.full(1, 10.0)), problem, JOINT)
+    assert np.abs(after.params.query - before.params.query).max() > 1e-3  # it was taken
+    queries.append(np.asarray(after.params.query))
     chunks.append(len(problem.data.tokens))
-data = make_problem(examples, 2, bias=True, causal=True).data
+data = make_problem(examples, Dense(examples.architecture(2, bias=True, causal=True))).data
 parts = [len(leaf.addressable_shards) for leaf in data]
 share = max(part.data.nbytes / leaf.nbytes for leaf in data for part in leaf.addressable_shards)
 rows = sum(float(part.data.sum()) for part in data.weight.addressable_shards)
@@ -209,19 +210,33 @@ import json, sys
 import jax, numpy as np
 import mhalearn as mha
 from mhalearn._runtime import devices
-from mhalearn.learners.newton import many
+from mhalearn._runtime.programs import in_float64, in_single
+from mhalearn.layer.factored import Factored, Factors
+from mhalearn.solvers import first_order
 from mhalearn.solvers.scaled_problem import make_problem
 
 devices.WORTH = 0.0
 truth, examples = mha.load_layer(sys.argv[1]), mha.load_examples(sys.argv[2])
 learned = mha.AttentionRegressor(head_dim=8).fit(examples)
-problem = make_problem(examples, 8, bias=False, causal=False, narrow=True)
-data, there = many._drawable(problem)
-chosen = many._draw(there, 128, np.random.default_rng(0))
-heads = many.in_single(many.random_heads(problem, 10, 8, np.random.default_rng(0)))
-walk = many.Walk(heads, many._ADAM.init(heads), np.float32(1.0))
-rates = np.zeros(len(chosen), np.float32)
-program = many._advance.lower(walk, data, np.float32(1.0), chosen, rates, rates).compile()
+
+@in_float64
+def lower():
+    kind = Factored(examples.architecture(8, head_dim=8))
+    problem = make_problem(examples, kind)
+    data, there = first_order.draw_from(problem, True)
+    chosen = first_order._draw(there, 100, 128, np.random.default_rng(0))
+    rates = np.zeros(len(chosen))
+    heads = in_single(kind.init(np.random.default_rng(0)))
+    heads = jax.tree.map(lambda leaf: leaf[None], heads)
+    memory = jax.vmap(first_order.optax.scale_by_adam().init)(heads)
+    walk = first_order.Walk(heads, memory, np.ones(1, np.float32))
+    weights, each = Factors(1.0, 1.0, 1.0, 1.0, 0.0), (kind, 1e-8, True)
+    lowered = first_order._advance.lower(
+        walk, data, np.float32(1.0), weights, chosen, rates, rates, *each
+    )
+    return lowered.compile(), there
+
+program, there = lower()
 said = {
     "outcome": learned.outcome_.name,
     "error": mha.compare(learned.layer_, truth).max_error,

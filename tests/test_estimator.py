@@ -62,6 +62,7 @@ SETTINGS = {
     "head_dim": 2,
     "bias": True,
     "causal": True,
+    "attention": None,
     "polish": False,
     "random_state": 7,
     "max_seconds": 1.5,

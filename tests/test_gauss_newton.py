@@ -120,7 +120,7 @@ def test_a_perturbed_truth_is_polished_to_rounding(truth, problem):
     losses = [event.loss for event in trace.events]
     assert {event.stage for event in trace.events} == {"polish"}
     assert losses == sorted(losses, reverse=True)
-    assert len(losses) <= 6  # convergence is quadratic
+    assert len(losses) <= 8  # convergence is nearly quadratic, by steps in single precision
 
 
 def test_biases_are_polished_too():

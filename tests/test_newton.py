@@ -1,5 +1,6 @@
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.estimator import AttentionRegressor
 from mhalearn.layer.comparison import compare
+from mhalearn.layer.dense import Dense, DenseHeads
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
 from mhalearn.learners.newton import continuation, learn_newton
@@ -23,9 +25,10 @@ from mhalearn.learners.newton.model_selection import ModelSelection, split_for_s
 from mhalearn.learners.newton.starts import Scales, estimate_scales, random_starts
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import Ridge, State, polish
+from mhalearn.solvers.gauss_newton import ITERATIVE, Ridge, State
 from mhalearn.solvers.merge_heads import reduce_heads
-from mhalearn.solvers.scaled_problem import make_problem
+from mhalearn.solvers.polish import polish
+from mhalearn.solvers.scaled_problem import make_problem as make_problem_with
 
 # The shape that most tests of the solver share, so that they share its compiled program.
 N, K, D = 112, 4, 6
@@ -43,10 +46,14 @@ def make_examples(layer, n=N, k=K, *, inputs="boolean", lengths=None, seed=2):
     return Examples(x, layer(x, lengths), lengths)
 
 
+def make_problem(examples, n_heads, **options):
+    return make_problem_with(examples, Dense(examples.architecture(n_heads, **options)))
+
+
 def run(examples, n_heads, *, seed=0, trace=None, **options):
-    options = {"bias": False, "causal": False, "head_dim": None} | options
-    trace = Run() if trace is None else trace
-    return learn_newton(examples, n_heads=n_heads, seed=seed, run=trace, **options)
+    """With a number of heads, or None."""
+    trace = Run(seed=seed) if trace is None else trace
+    return learn_newton(examples, examples.architecture(n_heads, **options), trace)
 
 
 LENGTHS = np.random.default_rng(3).integers(2, K + 1, N)
@@ -77,14 +84,15 @@ def test_recovery(name):
     layer = random_layer(**teacher, seed=1)
     examples = make_examples(layer, **data)
     trace = Run()
-    solution = run(examples, layer.n_heads, run=trace, **options)
+    solution = run(examples, layer.n_heads, trace=trace, **options)
     # Only a certificate may say RECOVERED.
     assert solution.outcome is Outcome.FITTED
-    assert solution.certificate is None
+    assert not hasattr(solution, "certificate")
     assert compare(solution.layer, layer).max_error < 1e-10
     assert trace.best_loss < 1e-20
     assert trace.best is solution.layer
-    assert rounds_of(solution.trace) == {"round 1", "choice"}
+    assert solution.loss == trace.best_loss
+    assert rounds_of(trace.events) == {"round 1", "choice"}
 
 
 def test_the_learner_knows_no_units():
@@ -115,7 +123,7 @@ def test_zero_labels_are_explained_by_the_zero_layer():
 
 def test_time_runs_out_honestly():
     examples = make_examples(random_layer(2, D, seed=1))
-    solution = run(examples, 2, run=Run(max_seconds=1e-9))
+    solution = run(examples, 2, trace=Run(max_seconds=1e-9))
     assert solution.outcome is Outcome.TIME_LIMIT
     x, y, _ = examples.arrays()
     assert np.sum((solution.layer(x) - y) ** 2) <= np.sum(y**2)  # no worse than nothing
@@ -127,22 +135,22 @@ def test_layers_are_recovered_close_to_the_counting_limit(scale):
     conjugate gradients."""
     truth = random_layer(2, 8, scale=scale, seed=7)
     examples = make_examples(truth, n=10, k=4)
-    assert examples.n == 1.25 * examples.counting_limit(2)
+    assert examples.n == 1.25 * examples.counting_limit(examples.architecture(2))
     solution = run(examples, 2)
     assert compare(solution.layer, truth).max_error < 1e-6
 
 
 def states(rng, starts=3, heads=4):
-    shape = (starts, heads, D, D)
-    sizes = (shape, (starts, heads * D, D), starts, starts, starts)
-    return State(*(jnp.asarray(rng.normal(size=size)) for size in sizes))
+    shapes = (starts, heads, D, D), (starts, heads * D, D), starts, starts, starts
+    theta, w, *rest = (jnp.asarray(rng.normal(size=shape)) for shape in shapes)
+    return State(DenseHeads(theta, w), *rest, solved=jnp.ones(starts, bool))
 
 
 @in_float64
 @pytest.mark.parametrize("starts", [1, 3])
 def test_an_exchange_replaces_one_head_of_each_start(starts):
     state = states(np.random.default_rng(0), starts)
-    before = np.asarray(state.theta)
+    before = np.asarray(state.params.theta)
     for seed in range(8):
         after = exchange_heads(state, np.random.default_rng(seed))
         changed = np.any(after != before, axis=(2, 3))
@@ -157,8 +165,8 @@ def test_an_exchange_replaces_one_head_of_each_start(starts):
 def test_the_better_of_two_descents_is_kept_start_by_start():
     def made(losses, size):
         fill = jnp.asarray(losses)
-        theta = jnp.full((3, 2, D, D), size)
-        return State(theta, jnp.zeros((3, 2 * D, D)), fill, fill, fill)
+        heads = DenseHeads(jnp.full((3, 2, D, D), size), jnp.zeros((3, 2 * D, D)))
+        return State(heads, fill, fill, fill, jnp.ones(3, bool))
 
     small, large = made([1.0, 2.0, 3.0], 0.1), made([2.0, 1.0, jnp.nan], 1.0)
     kept, any_better, lowest = keep_better(small, large, Ridge(0.0, 0.0))
@@ -176,7 +184,7 @@ def test_the_better_of_two_descents_is_kept_start_by_start():
 @in_float64
 def test_the_prior_follows_the_heads():
     state = states(np.random.default_rng(1))
-    norms = np.linalg.norm(np.asarray(state.theta), axis=(2, 3))
+    norms = np.linalg.norm(np.asarray(state.params.theta), axis=(2, 3))
     learned = rescale_prior(Scales(2.0, 0.5), state, 1.5)
     assert learned.theta == pytest.approx(1.5 * np.sqrt(np.mean(norms**2)))
     assert learned.w == 0.5
@@ -184,11 +192,13 @@ def test_the_prior_follows_the_heads():
 
 @in_float64
 def test_nothing_is_finished_where_every_start_diverged():
-    nothing = State(*(jnp.full(shape, jnp.nan) for shape in ((2, 2, D, D), (2, 2 * D, D), 2, 2, 2)))
+    shapes = (2, 2, D, D), (2, 2 * D, D), 2, 2, 2
+    theta, w, *rest = (jnp.full(shape, jnp.nan) for shape in shapes)
+    nothing = State(DenseHeads(theta, w), *rest, solved=jnp.ones(2, bool))
     examples = make_examples(random_layer(2, D, seed=1))
-    problem = make_problem(examples, 2, bias=False, causal=False)
+    problem = make_problem(examples, 2)
     offered = []
-    task = continuation.Task(problem, Run(), offered.append, None, direct=False)
+    task = continuation.Task(problem, Run(), offered.append, ITERATIVE)
     continuation.finish_with_direct_steps(nothing, task, stage="finish")
     assert not offered
     assert np.isfinite(exchange_heads(nothing, np.random.default_rng(0))).all()
@@ -197,9 +207,9 @@ def test_nothing_is_finished_where_every_start_diverged():
 
 def test_a_solver_that_diverges_says_so(monkeypatch):
     def diverge(state, *_, **__):
-        return State(*(jnp.full_like(leaf, jnp.nan) for leaf in state))
+        return jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), state)
 
-    monkeypatch.setattr(continuation, "descend", diverge)
+    monkeypatch.setattr(continuation, "take_step", diverge)
     solution = run(make_examples(random_layer(2, D, seed=1)), 2)
     assert solution.outcome is Outcome.NONFINITE
     assert np.isfinite(solution.layer.theta).all()
@@ -216,9 +226,8 @@ def test_below_the_counting_limit_one_round_is_enough():
 
 def test_a_checkpoint_is_where_descent_begins():
     layer = random_layer(2, D, seed=1)
-    trace = Run()
-    start = layer.replace(theta=layer.theta + 1e-3)
-    solution = run(make_examples(layer), 2, trace=trace, start=start)
+    trace = Run(start=layer.replace(theta=layer.theta + 1e-3))
+    solution = run(make_examples(layer), 2, trace=trace)
     assert {event.stage for event in trace.events} == {"polish", "choice"}
     assert compare(solution.layer, layer).max_error < 1e-10
 
@@ -231,13 +240,14 @@ def test_the_head_count_is_found(n_heads):
     layer = random_layer(n_heads, D, seed=1)
     examples = make_examples(layer)
     trace = Run()
-    solution = run(examples, "auto", trace=trace)
+    solution = run(examples, None, trace=trace)
     assert solution.outcome is Outcome.FITTED
     found = solution.layer
     tried = [event.step for event in trace.events if event.stage == "head count"]
     assert tried == {1: [1], 2: [1, 2], 3: [1, 2, 4]}[n_heads]
-    problem = make_problem(examples, found.n_heads, bias=False, causal=False)
-    reduced, loss = reduce_heads(*polish(found, problem, trace), examples, trace, head_dim=None)
+    polished = polish(found, make_problem(examples, found.n_heads), trace)
+    architecture = examples.architecture()
+    reduced, loss = reduce_heads(polished.layer, polished.loss, examples, architecture, trace)
     assert loss < 1e-20
     assert compare(reduced, layer).max_error < 1e-10
 
@@ -332,7 +342,7 @@ def test_noise_alone_has_one_head():
 
 def test_the_search_stops_when_time_is_up():
     curve = Curve(lambda m: 1 / m)
-    assert curve.choose(run=Run(max_seconds=1e-9)) == 1
+    assert curve.choose(trace=Run(max_seconds=1e-9)) == 1
     assert curve.calls == [1]
 
 
@@ -346,12 +356,10 @@ def test_scales_are_guessed_within_a_factor_of_four(scale, inputs, shape):
     m, d, k, n = shape
     for seed in range(2):
         layer = random_layer(m, d, scale=scale, seed=seed)
-        problem = make_problem(
-            make_examples(layer, n, k, inputs=inputs), m, bias=False, causal=False
-        )
+        problem = make_problem(make_examples(layer, n, k, inputs=inputs), m)
         theta = np.linalg.norm(problem.theta(layer), axis=(1, 2)).mean()
         w = np.sqrt(np.mean(problem.w(layer) ** 2))
-        guess = estimate_scales(problem, m)
+        guess = estimate_scales(problem)
         assert 1 / 4 < guess.theta / theta < 4
         assert 1 / 4 < guess.w / w < 4
 
@@ -360,14 +368,13 @@ def test_scales_do_not_depend_on_units():
     examples = make_examples(random_layer(2, D, seed=1))
     x, y, _ = examples.arrays()
     problems = [
-        make_problem(Examples(a * x, b * y), 2, bias=False, causal=False)
-        for a, b in ((1.0, 1.0), (2.0**20, 2.0**-30))
+        make_problem(Examples(a * x, b * y), 2) for a, b in ((1.0, 1.0), (2.0**20, 2.0**-30))
     ]
-    assert estimate_scales(problems[0], 2) == estimate_scales(problems[1], 2)
+    assert estimate_scales(problems[0]) == estimate_scales(problems[1])
 
 
 def test_the_ridge_is_that_of_a_gaussian_prior():
-    problem = make_problem(make_examples(random_layer(2, D, seed=1)), 2, bias=True, causal=False)
+    problem = make_problem(make_examples(random_layer(2, D, seed=1)), 2, bias=True)
     scales, g = Scales(theta=3.0, w=0.5), 0.1
     noise = g * problem.energy / (N * K * D)  # a share of the mean square of a label
     ridge = continuation.ridge_at(g, scales, problem)
@@ -377,9 +384,9 @@ def test_the_ridge_is_that_of_a_gaussian_prior():
 
 
 def test_starts_have_unit_norm_and_are_all_different():
-    problem = make_problem(make_examples(random_layer(2, D, seed=1)), 2, bias=True, causal=False)
+    problem = make_problem(make_examples(random_layer(2, D, seed=1)), 2, bias=True)
     draws = [
-        random_starts(problem, 2, 3, seed, round_)
+        random_starts(problem, 3, seed, round_)
         for seed, round_ in itertools.product((0, 1), (0, 1))
     ]
     for theta in draws:
@@ -388,13 +395,13 @@ def test_starts_have_unit_norm_and_are_all_different():
     flat = np.concatenate(draws).reshape(-1, (D + 1) * D)
     cosines = flat @ flat.T - np.eye(len(flat))
     assert np.abs(cosines).max() < 0.6
-    np.testing.assert_array_equal(random_starts(problem, 2, 3, 0, 0), draws[0])
+    np.testing.assert_array_equal(random_starts(problem, 3, 0, 0), draws[0])
 
 
 def test_the_choice_keeps_the_best_on_held_out_examples():
     layer = random_layer(2, D, seed=1)
     examples = make_examples(layer)
-    problem = make_problem(examples, 2, bias=False, causal=False)
+    problem = make_problem(examples, 2)
     held = make_examples(layer, 20, seed=9)
     trace = Run()
     choice = ModelSelection(problem, held, trace)
@@ -402,7 +409,8 @@ def test_the_choice_keeps_the_best_on_held_out_examples():
     ws = np.stack([f * problem.w(layer) for f in (0.5, 0.9, 1.2, 1.0)])
     thetas[3, 0, 0, 0] = np.nan  # would be the best
     with float64():
-        state = State(*map(jnp.asarray, (thetas, ws, *[np.zeros(4)] * 3)))
+        heads = DenseHeads(jnp.asarray(thetas), jnp.asarray(ws))
+        state = State(heads, *map(jnp.asarray, [np.zeros(4)] * 3), jnp.ones(4, bool))
     choice.offer_starts(state)
     assert choice.loss == pytest.approx(0.1**2, rel=1e-10)
     np.testing.assert_allclose(choice.layer.w, 0.9 * layer.w, rtol=1e-14)
@@ -414,8 +422,9 @@ def test_the_choice_keeps_the_best_on_held_out_examples():
 @pytest.mark.parametrize("n", [3, 8, 9, 10, 40, 112, 5000])
 def test_examples_to_choose_by_are_spared_only_where_they_can_be(n):
     examples = make_examples(random_layer(2, D, seed=1), n)
-    limit = examples.counting_limit(2, False, None)
-    fit, held = split_for_selection(examples, 2, bias=False, head_dim=None, seed=0)
+    architecture = examples.architecture(2)
+    limit = examples.counting_limit(architecture)
+    fit, held = split_for_selection(examples, architecture, seed=0)
     if fit is held:
         assert fit is examples
         assert n - max(1, n // 10) < 1.5 * limit
@@ -430,9 +439,9 @@ def test_examples_to_choose_by_are_spared_only_where_they_can_be(n):
 @pytest.mark.parametrize("n", [1, 10, 50, 112])
 def test_most_heads_is_the_counting_limit_inverted(n):
     examples = make_examples(random_layer(2, D, seed=1), n)
-    most = most_heads(examples, bias=False, head_dim=None)
-    assert most == 1 or examples.counting_limit(most, False, None) <= n
-    assert examples.counting_limit(most + 1, False, None) > n
+    most = most_heads(examples, examples.architecture())
+    assert most == 1 or examples.counting_limit(examples.architecture(most)) <= n
+    assert examples.counting_limit(examples.architecture(most + 1)) > n
 
 
 @pytest.mark.slow
@@ -448,9 +457,9 @@ def test_starts_that_agree_are_not_believed_where_examples_are_few():
 def test_sliding_moves_heads_towards_the_truth_as_the_ridge_fades(scale):
     layer = random_layer(2, D, scale=scale, seed=1)
     examples = make_examples(layer)
-    problem = make_problem(examples, 2, bias=False, causal=False)
-    scales = estimate_scales(problem, 2)
-    start, trace = random_starts(problem, 2, 2, 0, 0), Run()
+    problem = make_problem(examples, 2)
+    scales = estimate_scales(problem)
+    start, trace = random_starts(problem, 2, 0, 0), Run()
     moved = anneal_first_order(start, problem, trace, scales, 1500, stage="slide")
     again = anneal_first_order(start, problem, Run(), scales, 1500, stage="slide")
     np.testing.assert_array_equal(moved, again)
@@ -460,10 +469,10 @@ def test_sliding_moves_heads_towards_the_truth_as_the_ridge_fades(scale):
 
 
 def test_sliding_stops_with_the_clock():
-    problem = make_problem(make_examples(random_layer(2, D, seed=1)), 2, bias=True, causal=False)
+    problem = make_problem(make_examples(random_layer(2, D, seed=1)), 2, bias=True)
     trace = Run(max_seconds=0.0)
     moved = anneal_first_order(
-        random_starts(problem, 2, 1, 0, 0), problem, trace, Scales(2.0, 0.5), 2000, stage="slide"
+        random_starts(problem, 1, 0, 0), problem, trace, Scales(2.0, 0.5), 2000, stage="slide"
     )
     assert np.isfinite(moved).all()
     assert len(trace.events) == 1

@@ -9,6 +9,7 @@ from mhalearn.data.input_information import measure_information
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.judge.certificate import certify
 from mhalearn.judge.noise import estimate_noise, refitted
+from mhalearn.judge.residual_correlation import measure_residual_correlation
 from mhalearn.judge.residuals import measure_residuals
 from mhalearn.judge.subsets import split_to_certify
 from mhalearn.layer.architecture import Architecture
@@ -80,6 +81,39 @@ def test_noise_is_what_is_left_over_scalars_less_unknowns():
     expected = np.sqrt(np.sum(left**2) / (800 - 64))
     assert estimate_noise(residuals, 800, 64) == pytest.approx(expected, rel=1e-9)
     assert estimate_noise(residuals, 800, 800) == residuals.noise_level
+
+
+def correlation_left(truth, start, x, y, architecture):
+    examples = Examples(x, y)
+    layer = polish_on(examples, start, architecture, Run()).layer
+    return measure_residual_correlation(layer, examples), mha.compare(layer, truth).max_error
+
+
+def test_outputs_of_what_a_wrong_head_leaves_go_together_and_those_of_noise_do_not():
+    truth, x, y, _ = draw(SMALL, 3.5, 6)
+    right, error = correlation_left(truth, truth, x, y, SMALL)
+    assert error < 0.1
+    assert 0.8 < right < 1.6
+    other = random_layer(4, 16, scale=6.0, rank=4, seed=50)
+    start = truth.replace(
+        theta=np.concatenate([other.theta[:1], truth.theta[1:]]),
+        w=np.concatenate([other.w[:1], truth.w[1:]]),
+    )
+    wrong, error = correlation_left(truth, start, x, y, SMALL)
+    assert error > 1
+    assert wrong > 2.5
+
+
+def test_noise_of_any_size_in_each_column_is_not_correlated():
+    rng = np.random.default_rng(0)
+    x = sample_inputs("gaussian", 200, 4, 4, seed=1)
+    noise = rng.standard_normal((200, 4, 4)) * np.array([1e3, 1.0, 1e-3, 5.0])
+    layer = random_layer(2, 4, seed=1)
+    assert measure_residual_correlation(layer, Examples(x, layer(x) + noise)) < 1.5
+    shared = rng.standard_normal((200, 4, 1)) + 0.1 * rng.standard_normal((200, 4, 4))
+    assert measure_residual_correlation(layer, Examples(x, layer(x) + shared)) > 10
+    one = random_layer(2, 4, out_dim=1, seed=1)
+    assert measure_residual_correlation(one, Examples(x, one(x) + noise[..., :1])) == 0.0
 
 
 TRUTH = random_layer(2, 4, seed=3)

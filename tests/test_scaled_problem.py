@@ -115,7 +115,9 @@ def test_padded_examples_change_neither_loss_nor_gradient(monkeypatch):
     examples = make_examples(layer, n, lengths=lengths)
     found = []
     for padded in (n, 24):
-        monkeypatch.setattr(problem_module, "_few_bits_above", lambda n, padded=padded: padded)
+        monkeypatch.setattr(
+            problem_module, "_few_bits_above", lambda n, bits, padded=padded: padded
+        )
         problem = make_problem(examples, HEADS, bias=True)
         assert problem.data.tokens.shape[:2] == (1, padded)
         theta, ridge = jnp.asarray(problem.theta(start)), jnp.asarray(1e-3)
@@ -131,9 +133,12 @@ def test_padded_examples_change_neither_loss_nor_gradient(monkeypatch):
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 100, 112, 113, 1000, 12345])
 def test_padding_costs_at_most_a_quarter(n):
-    padded = problem_module._few_bits_above(n)
+    padded = problem_module._few_bits_above(n, 3)
     assert n <= padded <= 1.25 * n
-    assert problem_module._few_bits_above(padded) == padded
+    assert problem_module._few_bits_above(padded, 3) == padded
+    doubled = problem_module._few_bits_above(n, 1)
+    assert n <= doubled < 2 * n or n == doubled == 1
+    assert doubled.bit_count() == 1
 
 
 def test_every_example_is_in_exactly_one_chunk(monkeypatch):

@@ -98,7 +98,7 @@ def run_line(name: str, method: str, seed: int) -> Record:
 def run_count(m: int, seed: int) -> Record:
     truth = mha.random_layer(n_heads=m, d=COUNT_D, seed=seed)
     probe = np.ones((1, COUNT_K, COUNT_D))
-    n = math.ceil(COUNT_RATIO * mha.Examples(probe, probe).counting_limit(m))
+    n = math.ceil(COUNT_RATIO * mha.Architecture(probe.shape[2], m).counting_limit(probe.shape[1]))
     x = mha.sample_inputs("boolean", n, COUNT_K, COUNT_D, seed=seed)
     return fit(HardCase(truth, mha.Examples(x, truth(x))), "auto", seed)
 

@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,15 +105,9 @@ def measure(case: str, n: int, method: str, seed: int, seconds: float, model: st
         "true_heads": layer.n_heads,
         "relative_mse": finite(wrong),
         "error": finite(error),
-        "ratio": n / learned_limit(layer, x, y, rank),
+        "ratio": n / replace(layer.architecture, head_dim=rank).counting_limit(K),
         **found,
     }
-
-
-def learned_limit(layer: AttentionLayer, x: Any, y: Any, rank: int) -> float:
-    from mhalearn import Examples
-
-    return Examples(x[:1], y[:1]).counting_limit(layer.n_heads, True, rank)
 
 
 def in_a_process(options: argparse.Namespace, key: Record, seeds: list[int]) -> list[Record]:

@@ -24,7 +24,7 @@ from mhalearn.data.label_precision import label_precision
 from mhalearn.judge.certificate import Certificate
 from mhalearn.judge.consistency_checks import has_outliers, is_noise_without_outliers
 from mhalearn.judge.evidence import Evidence
-from mhalearn.judge.noise import refitted, with_noise_of_fit
+from mhalearn.judge.noise import refitted, with_noise
 from mhalearn.judge.residuals import measure_residuals
 from mhalearn.judge.score import determination
 from mhalearn.judge.solution import Solution
@@ -223,7 +223,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         verdict = judge(evidence)
         layer, reason = evidence.layer, verdict.reason
         if verdict.outcome is Outcome.FITTED and certificate is not None:
-            certificate = with_noise_of_fit(certificate.withdrawn(reason), evidence)
+            certificate = with_noise(certificate.withdrawn(reason), evidence.train_noise)
             if self.polish and not run.is_over() and is_noise_without_outliers(evidence):
                 layer, certificate, told = self._refit(certificate, evidence)
                 reason += told

@@ -33,7 +33,7 @@ from mhalearn.data.sources import (
     join_blocks,
     view_source,
 )
-from mhalearn.data.survey import Survey, survey_blocks
+from mhalearn.data.survey import Survey, merge_surveys, survey_blocks
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.parametrisation import Parametrisation
 from mhalearn.run.events import Event
@@ -266,7 +266,7 @@ class Examples:
         if not isinstance(self._source, Shares):
             return survey_blocks(self._chunks(1024), self.n)
         mine = self.mine()
-        return _merged(survey_blocks(mine._chunks(1024), mine.n))
+        return merge_surveys(survey_blocks(mine._chunks(1024), mine.n))
 
     @property
     def working_set(self) -> "Examples":
@@ -307,7 +307,7 @@ class Examples:
             cuts, here = np.searchsorted(chosen, self.bounds), devices.process_index()
             own = chosen[slice(*cuts[here:][:2])] - self.bounds[here]
             survey, mine = self.mine()._survey_and_pick(own, np.arange(len(own)))
-            survey = _merged(survey)
+            survey = merge_surveys(survey)
             owners = np.flatnonzero(np.diff(cuts)).tolist()
             parts = [
                 ExampleBlock(*devices.broadcast_from_owner(owner, mine if owner == here else None))
@@ -390,16 +390,6 @@ class Examples:
                 f"{storage.show(path)}: name a .safetensors or .npz file, "
                 "or pass shard_size to write a folder of shards"
             )
-
-
-def _merged(mine: Survey) -> Survey:
-    """The survey of all examples, from those that processes made of their own."""
-    hashes, input_hashes = (
-        devices.all_gather_rows(mine.hashes),
-        devices.all_gather_rows(mine.input_hashes),
-    )
-    largest = devices.all_gather_rows(np.array([[mine.largest_x, mine.largest_y]])).max(axis=0)
-    return Survey(hashes, input_hashes, *largest.tolist())
 
 
 def _is_ascending(chosen: NDArray[np.int64]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mhalearn._runtime import devices
 from mhalearn.data.sources import ExampleBlock
 
 Hashes = NDArray[np.uint64]
@@ -88,3 +89,13 @@ def _digests(shape: NDArray[np.uint64], *parts: NDArray[Any]) -> Hashes:
 
     with ThreadPoolExecutor() as pool:  # hashing many bytes lets other threads run
         return np.frombuffer(b"".join(pool.map(digest, *rows)), "<u8")
+
+
+def merge_surveys(mine: Survey) -> Survey:
+    """The survey of all examples, from those that processes made of their own."""
+    hashes, input_hashes = (
+        devices.all_gather_rows(mine.hashes),
+        devices.all_gather_rows(mine.input_hashes),
+    )
+    largest = devices.all_gather_rows(np.array([[mine.largest_x, mine.largest_y]])).max(axis=0)
+    return Survey(hashes, input_hashes, *largest.tolist())

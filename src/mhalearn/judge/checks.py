@@ -36,6 +36,7 @@ from mhalearn.judge.structure_checks import (
     no_test_for_a_head,
     no_time_for_tests,
     noise,
+    overfitted,
     recovered,
     residual_dependence,
 )
@@ -59,10 +60,11 @@ CHECKS: tuple[Check, ...] = (
     near_the_precision,
     others_not_explained,
     hopeless,
-    no_test_for_a_head,
     missing_head,
     no_time_for_tests,
     residual_dependence,
+    overfitted,
+    no_test_for_a_head,
     noise,
     recovered,
 )

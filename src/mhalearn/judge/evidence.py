@@ -10,6 +10,8 @@ from mhalearn.data.label_precision import Precision, label_precision
 from mhalearn.judge.certificate import Certificate, make_certificate
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.missing_head import one_more_head
+from mhalearn.judge.noise import estimate_noise
+from mhalearn.judge.residual_correlation import measure_residual_correlation
 from mhalearn.judge.residual_dependence import residual_dependence_test
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.subsets import Subsets
@@ -121,6 +123,16 @@ class Evidence:
         return self.certificate is not None and self.certificate.recovered
 
     @cached_property
+    def train_noise(self) -> float | None:
+        """The noise that `train` shows; None where it is explained exactly, where the candidate is
+        no minimum, or where nothing certifies."""
+        if self.certificate is None or self.train_residuals.exact or not self.polished:
+            return None
+        determined = self.class_of_layer.count() - (self.certificate.null_dimension or 0)
+        scalars = self.train.rows * self.train.out_dim
+        return estimate_noise(self.train_residuals, scalars, determined)
+
+    @cached_property
     def train_null_dimension(self) -> int:
         """Directions that the inputs of `train` leave open; 0 where the layer is too large."""
         spectrum = measure_spectrum(self.layer, self.train, self.architecture)
@@ -143,3 +155,8 @@ class Evidence:
     def residual_dependence(self) -> float:
         """Standard deviations above noise; see `residual_dependence_test`."""
         return residual_dependence_test(self.layer, self.train, self.run.seed)
+
+    @cached_property
+    def residual_correlation(self) -> float:
+        """Correlation between output columns over that of noise; a look at some of `train`."""
+        return measure_residual_correlation(self.layer, self.train)

@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -130,28 +129,38 @@ def _gram(at: Params, data: Chunk, kind: Parametrisation) -> Float[Array, "p p"]
     return jax.lax.scan(add, jnp.zeros((flat.size, flat.size)), data)[0]
 
 
+@partial(compiled, static_argnums=2)
+def _squared_changes(at: Params, directions: Float[Array, "r p"], kind: Parametrisation) -> Params:
+    """Of what the parameters determine, along each direction, squared and summed."""
+    unflatten = ravel_pytree(at)[1]
+
+    def add(sums: Params, direction: Array) -> tuple[Params, None]:
+        change = jax.jvp(kind.invariants, (at,), (unflatten(direction),))[1]
+        return jax.tree.map(lambda total, leaf: total + leaf**2, sums, change), None
+
+    zeros = jax.tree.map(jnp.zeros_like, kind.invariants(at))
+    return jax.lax.scan(add, zeros, directions)[0]
+
+
 def _deviations(
     half: Float64, open_directions: Float64, at: Params, problem: Problem
 ) -> Parameters:
     """Standard deviations of what the parameters determine, (J^T J)^+ = half half^T."""
-    kind, unflatten = problem.parametrisation, ravel_pytree(at)[1]
 
-    def spread(directions: Float64) -> Any:
-        def moved(direction: Array) -> Any:
-            change = jax.jvp(kind.invariants, (at,), (unflatten(direction),))[1]
-            return jax.tree.map(jnp.square, change)
-
-        if not directions.shape[1]:
-            return jax.tree.map(lambda leaf: np.zeros(leaf.shape), kind.invariants(at))
-        squares = jax.lax.map(moved, jnp.asarray(directions.T))
-        return jax.tree.map(lambda leaf: np.asarray(leaf.sum(axis=0)), squares)
+    def spread(directions: Float64) -> Params:
+        found = _squared_changes(at, jnp.asarray(directions.T), problem.parametrisation)
+        return jax.tree.map(np.asarray, found)
 
     def deviate(variance: Float64, reach: Float64) -> Float64:
         # The gauge moves nothing that is determined, but for rounding.
         scale = max(float(variance.max()), 1e-300)
         return np.where(reach > 1e-10 * max(float(reach.max()), scale), np.inf, np.sqrt(variance))
 
-    found = jax.tree.map(deviate, spread(half), spread(open_directions))
+    variances = spread(half)
+    reach = jax.tree.map(np.zeros_like, variances)
+    if open_directions.size:
+        reach = spread(open_directions)
+    found = jax.tree.map(deviate, variances, reach)
     if isinstance(found, DenseHeads):
         by_query = np.asarray(found.theta).transpose(1, 0, 2)
         return in_user_units(by_query, np.asarray(found.w), problem)

@@ -15,7 +15,6 @@ from scipy.stats import norm
 
 from mhalearn.data import Examples
 from mhalearn.judge.certificate import Certificate
-from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.identifiability import half_widths
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.residuals import Residuals, measure_residuals
@@ -33,17 +32,10 @@ def estimate_noise(residuals: Residuals, scalars: int, unknowns: int) -> float:
     return residuals.noise_level / math.sqrt(share) if share > 0 else residuals.noise_level
 
 
-def with_noise_of_fit(certificate: Certificate, evidence: Evidence) -> Certificate:
-    """The certificate with the noise that `train` shows in place of the residual of `certify`.
-
-    Where `train` is explained exactly, or the candidate is no minimum, it stays as it is.
-    """
-    if evidence.train_residuals.exact or not evidence.polished:
+def with_noise(certificate: Certificate, noise: float | None) -> Certificate:
+    """The certificate with this noise in place of the residual of its examples, if it is known."""
+    if noise is None:
         return certificate
-    train = evidence.train
-    determined = evidence.class_of_layer.count() - (certificate.null_dimension or 0)
-    scalars = train.rows * train.out_dim
-    noise = estimate_noise(evidence.train_residuals, scalars, determined)
     intervals = certificate.intervals
     if intervals is not None and certificate.noise_level > 0:
         intervals = half_widths(intervals, noise / certificate.noise_level)

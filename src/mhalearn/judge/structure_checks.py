@@ -11,6 +11,9 @@ from mhalearn.run.outcome import Outcome
 _LOW = 1e-4
 # Standard deviations above noise at which what is left counts as a function of the inputs.
 _SIGNIFICANT = 6.0
+# Held-out examples are off by more than this many times the noise only near the counting limit, or
+# where the layer is wrong: output columns that go together by so many times more than noise tell.
+_OVERFITTED, _CORRELATED = 2.0, 2.0
 # What is left by this factor more than rounding predicts is not rounding alone.
 _MORE = 1.1
 
@@ -92,6 +95,27 @@ def residual_dependence(evidence: Evidence) -> Found | None:
             "that no attention layer makes"
         )
     return _structured(evidence, fit), sentence, {"deviations": excess}
+
+
+@check("overfitted", expensive=True)
+def overfitted(evidence: Evidence) -> Found | None:
+    """`train` is explained better than noise and the error of an estimate allow, and not by a layer
+    that leaves noise. Trust: a heuristic; see `measure_residual_correlation`."""
+    certify, noise_level = evidence.certify_residuals, evidence.train_noise
+    if classify_fit(evidence) is not Fit.PARTIAL or certify is None or not noise_level:
+        return None
+    times = certify.noise_level / noise_level
+    if times <= _OVERFITTED or evidence.residual_correlation <= _CORRELATED:
+        return None
+    correlation = evidence.residual_correlation
+    return (
+        _structured(evidence, Fit.PARTIAL),
+        f"{describe_error(evidence)}, by size {times:.1f} times the noise that the examples to fit "
+        f"show, and what is left of those is correlated between outputs {correlation:.1f} times as "
+        "much as noise: a layer that the search did not find, or labels that no attention layer "
+        "makes",
+        {"times_noise": times, "correlation": correlation},
+    )
 
 
 @check("noise", expensive=True)

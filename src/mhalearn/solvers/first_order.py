@@ -208,4 +208,4 @@ def _pick(leaf: Array, chosen: Array) -> Array:
     if chosen.ndim == 1:
         return leaf[chosen]
     picked: Any = jax.vmap(lambda own, rows: own[rows])(leaf, chosen)
-    return picked.reshape(-1, *picked.shape[2:])
+    return picked.reshape(chosen.size, *picked.shape[2:])  # some leaves have no columns

@@ -1,30 +1,28 @@
 """Least squares over examples that do not fit into memory, from a fit to a part of them."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
+from jax.flatten_util import ravel_pytree
 
 from mhalearn._runtime.devices import replicate
-from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.programs import compiled, in_float64
+from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
-from mhalearn.layer.attention import (
-    attend,
-    design_matrix,
-    fit_projections,
-    stacked_heads,
-    tangent,
-    vjp,
-)
+from mhalearn.layer.attention import fit_projections
+from mhalearn.layer.base import Layer
 from mhalearn.layer.batches import ROOM, Chunk, make_chunk
-from mhalearn.layer.dense import Dense, truncate
-from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.dense import DenseHeads
+from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.run.run import Run
+from mhalearn.solvers.normal_equations import curvature
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 from mhalearn.solvers.variable_projection import (
     DENSE_LIMIT,
@@ -32,7 +30,6 @@ from mhalearn.solvers.variable_projection import (
     heads_first,
     query_first,
     reduced_normal_matrix,
-    tangent_projection,
 )
 
 # Passes at most, and the distance from the minimum, in standard deviations of the estimate, that is
@@ -40,49 +37,52 @@ from mhalearn.solvers.variable_projection import (
 _PASSES = 20
 _NEAR = 1e-2
 _MOST_EXAMPLES = 1024  # in a chunk
+# An eigenvalue this far below the largest is rounding: the part does not see that direction.
+_NULL = 1e-12
 
 
 class _Sums(NamedTuple):
     """What a pass collects at a layer, with r = Y - F."""
 
-    theta: Float[Array, "m q d"]  # J^T r
-    w: Float[Array, "p e"]  # V^T r
+    slope: Float[Array, " p"]  # J^T r, in all parameters
     loss: Float[Array, ""]  # |r|^2
     energy: Float[Array, ""]  # |Y|^2
 
 
 @in_float64
 def fit_streamed(
-    layer: AttentionLayer,
+    layer: Layer,
     examples: Examples,
     part: Examples,
     architecture: Architecture,
     run: Run,
-) -> AttentionLayer | None:
+) -> Any:
     """The least-squares layer of all examples, near one that fits a random part of them.
 
     Quasi-Newton steps with the gradient of all examples, a pass each, that begin with the normal
     matrix of `part` in proportion and correct it by what the gradients show (BFGS): it is wrong by
     some sqrt(unknowns / scalars of the part), and by more in a few directions.
     None: the matrix is too large (above `DENSE_LIMIT`), or the steps did not converge.
-    Cost: a forward and a backward pass over all examples a step, mostly five to ten, and
-    `normal.dense` on the part. Memory: that of the part's problem.
+    Cost: a forward and a backward pass over all examples a step, mostly five to ten, and on the
+    part `reduced_normal_matrix`, or where nothing is eliminated four forward passes a parameter.
+    Memory: that of the part's problem.
     Trust: a stationary point to a hundredth of a standard deviation of the estimate.
     """
-    head_dim = architecture.head_dim
-    problem = make_problem(part, Dense(architecture.with_heads(layer.n_heads)))
-    theta, w = jnp.asarray(problem.theta(layer)), jnp.asarray(problem.w(layer))
-    if theta.size > DENSE_LIMIT:
+    problem = make_problem(part, architecture.with_heads(layer.n_heads).parametrisation())
+    at = problem.parametrisation.from_layer(layer, problem.units)
+    at = jax.tree.map(jnp.asarray, at)
+    here, unflatten = ravel_pytree(at)
+    if (at.theta.size if isinstance(at, DenseHeads) else here.size) > DENSE_LIMIT:
         return None
-    rows = examples.rows
-    solve, pairs = _solver(theta, w, problem, head_dim), list[_Pair]()
+    solve = _solve_reduced(at, problem) if isinstance(at, DenseHeads) else _solve_joint(at, problem)
+    rows, pairs = examples.rows, list[_Pair]()
     before: tuple[Float64, Float64] | None = None
     for number in range(_PASSES):
-        sums = _collect(theta, w, examples, problem)
-        here, slope = _flat(theta, w), _flat(sums.theta, sums.w)
-        if before is not None and (here - before[0]) @ (before[1] - slope) > 0:
-            pairs.append(_Pair(here - before[0], before[1] - slope))
-        before = here, slope
+        sums = _collect(unflatten(here), examples, problem)
+        place, slope = np.asarray(here), np.asarray(sums.slope)
+        if before is not None and (place - before[0]) @ (before[1] - slope) > 0:
+            pairs.append(_Pair(place - before[0], before[1] - slope))
+        before = place, slope
         step = _corrected(slope, pairs, lambda flat: solve(flat) * (problem.rows / rows))
         variance = float(sums.loss) / (rows * problem.out_dim)
         distance = float(np.sqrt(np.maximum(step @ slope, 0.0) / max(variance, 1e-300)))
@@ -93,12 +93,10 @@ def fit_streamed(
             detail=f"{distance:.1g} standard deviations from the minimum over all examples",
         )
         if distance <= _NEAR:
-            return problem.layer(np.asarray(theta), np.asarray(w))
+            return problem.to_layer(unflatten(here))
         if not np.isfinite(distance) or run.is_over():
             return None
-        moved = theta + jnp.asarray(step[: theta.size]).reshape(theta.shape)
-        theta = moved if head_dim is None else truncate(moved, head_dim)
-        w = w + jnp.asarray(step[theta.size :]).reshape(w.shape)
+        here = here + jnp.asarray(step)
     return None
 
 
@@ -121,21 +119,13 @@ def _corrected(slope: Float64, pairs: list[_Pair], solve: Callable[[Float64], Fl
     return found
 
 
-def _flat(theta: Array, w: Array) -> Float64:
-    return np.concatenate([np.asarray(theta).ravel(), np.asarray(w).ravel()])
-
-
-def _solver(
-    theta: Array, w: Array, problem: Problem, head_dim: int | None
-) -> Callable[[Float64], Float64]:
-    """Solve the part's normal equations for any right side; heads keep their rank."""
-    normal = replicate(_normal(theta, w, problem.data))
+def _solve_reduced(at: DenseHeads, problem: Problem) -> Callable[[Float64], Float64]:
+    """Solve the part's normal equations, W eliminated, for any right side."""
+    theta, w = at
+    normal = replicate(_reduced(theta, w, problem.data))
     coupling, chol = np.asarray(normal.coupling), np.asarray(normal.chol)
     m, size = len(theta), theta.size
     schur = np.asarray(normal.schur)
-    inside = _projector(theta, head_dim)
-    if inside is not None:  # beside the tangent space nothing moves
-        schur = inside @ schur @ inside + np.diag(schur).mean() * (np.eye(size) - inside)
     root = 1 / np.sqrt(np.diag(schur))
     factor = scipy.linalg.cho_factor(root[:, None] * schur * root + 1e-12 * np.eye(size))
 
@@ -145,56 +135,62 @@ def _solver(
         half = scipy.linalg.solve_triangular(chol, of_w, lower=True)
         absorbed = np.einsum("qmpe,pe->qm", coupling, half)
         right = (np.asarray(query_first(of_theta)) - absorbed).ravel()
-        right = right if inside is None else inside @ right
         by_theta = (root * scipy.linalg.cho_solve(factor, root * right)).reshape(coupling.shape[:2])
         left = half - np.einsum("qmpe,qm->pe", coupling, by_theta)
         by_w = scipy.linalg.solve_triangular(chol, left, lower=True, trans="T")
-        return _flat(heads_first(jnp.asarray(by_theta), m), jnp.asarray(by_w))
+        back = np.asarray(heads_first(jnp.asarray(by_theta), m))
+        return np.concatenate([back.ravel(), by_w.ravel()])
 
     return solve
 
 
 @jax.jit
-def _normal(theta: Float[Array, "m q d"], w: Float[Array, "p e"], data: Chunk) -> ReducedNormal:
+def _reduced(theta: Float[Array, "m q d"], w: Float[Array, "p e"], data: Chunk) -> ReducedNormal:
     return reduced_normal_matrix(
         theta, fit_projections(theta, data, jnp.zeros(()))._replace(w=w), data
     )
 
 
-def _projector(theta: Array, head_dim: int | None) -> Float64 | None:
-    """The matrix (q m d, q m d) of the projection on steps that keep the heads' rank."""
-    if head_dim is None:
-        return None
-    m, q, _ = theta.shape
-    project = tangent_projection(theta, head_dim)
-    along = jax.vmap(lambda flat: query_first(project(heads_first(flat.reshape(q, -1), m))).ravel())
-    return np.asarray(along(jnp.eye(theta.size)))
+def _solve_joint(at: Params, problem: Problem) -> Callable[[Float64], Float64]:
+    """Solve the part's normal equations in all parameters, of which the gauge stays as it is."""
+    kind = problem.parametrisation
+    normal = np.asarray(replicate(_joint(at, problem.data, kind, problem.devices)))
+    with one_lapack_thread():
+        root = 1 / np.sqrt(np.maximum(np.diag(normal), 1e-18 * max(np.trace(normal), 1e-300)))
+        values, basis = scipy.linalg.eigh(root[:, None] * normal * root)
+    gauge = kind.size() - kind.count()
+    kept = values[gauge:] > _NULL * values[-1]
+    half = root[:, None] * (basis[:, gauge:][:, kept] / np.sqrt(values[gauge:][kept]))
+    return lambda flat: half @ (half.T @ flat)
 
 
-def _collect(theta: Array, w: Array, examples: Examples, problem: Problem) -> _Sums:
+@partial(compiled, static_argnums=(2, 3))
+def _joint(at: Params, data: Chunk, kind: Parametrisation, devices: int) -> Float[Array, "p p"]:
+    return jax.lax.map(curvature(kind, at, data, devices), jnp.eye(kind.size()))
+
+
+def _collect(at: Params, examples: Examples, problem: Problem) -> _Sums:
     """One pass; memory of a chunk."""
     total: _Sums | None = None
-    for chunk in _chunks(examples, problem, len(theta)):
-        sums = _sums(theta, w, chunk)
+    for chunk in _chunks(examples, problem):
+        sums = _sums(at, chunk, problem.parametrisation)
         total = sums if total is None else jax.tree.map(jnp.add, total, sums)
     assert total is not None
     return total
 
 
-@jax.jit
-def _sums(theta: Float[Array, "m q d"], w: Float[Array, "p e"], chunk: Chunk) -> _Sums:
-    m, _, d = theta.shape
-    pattern = attend(theta, chunk)
-    v, labels = design_matrix(pattern, chunk), chunk.labels * chunk.weight[..., None]
-    wrong = labels - v @ w
-    at = tangent(pattern.p, stacked_heads(w, m, d), chunk)
-    by_w = jnp.einsum("brp,bre->pe", v, wrong)
-    return _Sums(vjp(at, chunk, wrong), by_w, jnp.sum(wrong**2), jnp.sum(labels**2))
+@partial(compiled, static_argnums=2)
+def _sums(at: Params, chunk: Chunk, kind: Parametrisation) -> _Sums:
+    labels = chunk.labels * chunk.weight[..., None]
+    wrong = labels - kind.outputs(at, chunk)
+    slope = kind.vjp(at, kind.linearise(at, chunk), chunk, wrong)
+    return _Sums(ravel_pytree(slope)[0], jnp.sum(wrong**2), jnp.sum(labels**2))
 
 
-def _chunks(examples: Examples, problem: Problem, n_heads: int) -> Iterator[Chunk]:
+def _chunks(examples: Examples, problem: Problem) -> Iterator[Chunk]:
     """All examples in the units of the problem, in chunks of one shape."""
     k, d, e = examples.k, examples.d, examples.out_dim
+    n_heads = problem.architecture.heads
     size = max(1, min(_MOST_EXAMPLES, examples.n, ROOM // (k * n_heads * (k + e + 2 * d))))
     for x, y, lengths in examples.chunks(size):
         yield make_chunk(
