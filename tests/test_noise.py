@@ -83,6 +83,23 @@ def test_noise_is_what_is_left_over_scalars_less_unknowns():
     assert estimate_noise(residuals, 800, 800) == residuals.noise_level
 
 
+def with_a_wrong_head(truth):
+    other = random_layer(truth.n_heads, truth.d, scale=6.0, rank=4, seed=50)
+    return truth.replace(
+        theta=np.concatenate([other.theta[:1], truth.theta[1:]]),
+        w=np.concatenate([other.w[:1], truth.w[1:]]),
+    )
+
+
+@pytest.mark.parametrize("times", [4.6, 5.2])
+def test_a_layer_with_a_wrong_head_is_not_called_fitted_up_to_noise(times):
+    """It leaves a third of the held-out labels, which no test of smooth dependence notices."""
+    truth, x, y, _ = draw(SMALL, times, 6)
+    model = mha.AttentionRegressor(4, Knowing(with_a_wrong_head(truth)), head_dim=4).fit(x, y)
+    assert mha.compare(model.layer_, truth).max_error > 1
+    assert model.outcome_ is Outcome.STUCK
+
+
 def correlation_left(truth, start, x, y, architecture):
     examples = Examples(x, y)
     layer = polish_on(examples, start, architecture, Run()).layer
@@ -94,12 +111,7 @@ def test_outputs_of_what_a_wrong_head_leaves_go_together_and_those_of_noise_do_n
     right, error = correlation_left(truth, truth, x, y, SMALL)
     assert error < 0.1
     assert 0.8 < right < 1.6
-    other = random_layer(4, 16, scale=6.0, rank=4, seed=50)
-    start = truth.replace(
-        theta=np.concatenate([other.theta[:1], truth.theta[1:]]),
-        w=np.concatenate([other.w[:1], truth.w[1:]]),
-    )
-    wrong, error = correlation_left(truth, start, x, y, SMALL)
+    wrong, error = correlation_left(truth, with_a_wrong_head(truth), x, y, SMALL)
     assert error > 1
     assert wrong > 2.5
 

@@ -13,7 +13,7 @@ _LOW = 1e-4
 _SIGNIFICANT = 6.0
 # Held-out examples are off by more than this many times the noise only near the counting limit, or
 # where the layer is wrong: output columns that go together by so many times more than noise tell.
-_OVERFITTED, _CORRELATED = 2.0, 2.0
+_OVERFITTED, _CORRELATED = 1.4, 2.0
 # What is left by this factor more than rounding predicts is not rounding alone.
 _MORE = 1.1
 
