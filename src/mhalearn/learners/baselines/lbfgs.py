@@ -59,7 +59,8 @@ class Iterate(NamedTuple):
 def _descend(task: DescentTask, student: Params, start: int, options: LbfgsOptions) -> Descent:
     """Blocks of compiled steps, until the steps, the goal, the clock or a divergence ends it."""
     checkpoint, run, memory = task.run.checkpoint, task.run, options.memory
-    first = optax.lbfgs(memory_size=memory).init(student)
+    # Of leaves without names: optax looks for its own "value" and "grad" in all it is given.
+    first = optax.lbfgs(memory_size=memory).init(jax.tree.leaves(student))
     now = Iterate(student, first, jnp.asarray(0), jnp.asarray(math.inf))
     loss = task.loss(student)
     now, loss = checkpoint.recall("walk", like=(now, loss)) or (now, loss)
@@ -94,17 +95,20 @@ def _advance(
     memory: int,
 ) -> Iterate:
     optimiser = optax.lbfgs(memory_size=memory)
+    structure = jax.tree.structure(now.student)
 
     @jax.custom_vjp
-    def objective(student: Params) -> Array:
-        return value_and_gradient(kind, student, data, energy)[0]
+    def objective(leaves: list[Array]) -> Array:
+        return with_gradient(leaves)[0]
 
     # Differentiated chunk by chunk: optax would differentiate through the sum and keep all of them.
-    def with_gradient(student: Params) -> tuple[Array, Params]:
-        return value_and_gradient(kind, student, data, energy)
+    def with_gradient(leaves: list[Array]) -> tuple[Array, list[Array]]:
+        student = jax.tree.unflatten(structure, leaves)
+        loss, gradient = value_and_gradient(kind, student, data, energy)
+        return loss, jax.tree.leaves(gradient)
 
-    def scaled(gradient: Params, factor: Array) -> tuple[Params]:
-        return (jax.tree.map(lambda leaf: factor * leaf, gradient),)
+    def scaled(gradient: list[Array], factor: Array) -> tuple[list[Array]]:
+        return ([factor * leaf for leaf in gradient],)
 
     objective.defvjp(with_gradient, scaled)
     value_and_grad = optax.value_and_grad_from_state(objective)
@@ -113,10 +117,12 @@ def _advance(
         return (now.step < until) & (now.loss > goal)
 
     def advance(now: Iterate) -> Iterate:
-        loss, slope = value_and_grad(now.student, state=now.memory)
+        leaves = jax.tree.leaves(now.student)
+        loss, slope = value_and_grad(leaves, state=now.memory)
         updates, found = optimiser.update(
-            slope, now.memory, now.student, value=loss, grad=slope, value_fn=objective
+            slope, now.memory, leaves, value=loss, grad=slope, value_fn=objective
         )
-        return Iterate(optax.apply_updates(now.student, updates), found, now.step + 1, loss)
+        student = jax.tree.unflatten(structure, optax.apply_updates(leaves, updates))
+        return Iterate(student, found, now.step + 1, loss)
 
     return jax.lax.while_loop(going, advance, now)
