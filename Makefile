@@ -14,7 +14,7 @@ test: lint
 
 # What is too slow for every day.
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 # The lower bounds of pyproject.toml, in an environment of their own.
 test-oldest: $(VENV)/.installed-dev

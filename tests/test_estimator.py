@@ -625,9 +625,9 @@ import warnings
 warnings.simplefilter("error")
 import random
 import mhalearn as mha
-truth = mha.random_layer(1, 3, seed=1)
-x = mha.sample_inputs("boolean", 40, 3, 3, seed=1)
-estimator = mha.AttentionRegressor(1).fit(x, truth(x))
+truth = mha.random_layer(2, 4, seed=3)  # of the shape above: its programs are in the cache
+x = mha.sample_inputs("gaussian", 120, 4, 4, seed=1)
+estimator = mha.AttentionRegressor(2).fit(x, truth(x))
 assert estimator.outcome_ is mha.Outcome.RECOVERED, estimator.solution_.reason
 assert mha.compare(estimator.layer_, truth).max_error < 1e-10
 before = random.getstate()  # once everything is imported

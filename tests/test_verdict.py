@@ -19,6 +19,7 @@ from mhalearn.judge.verdict import judge
 from mhalearn.layer.comparison import compare
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
+from mhalearn.learners import NewtonOptions
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 
@@ -265,11 +266,22 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("data", "n_heads", "expected"), [pytest.param(*row[1:], id=row[0]) for row in TABLE]
-)
-def test_what_is_no_layer_seen_exactly_is_never_recovered(data, n_heads, expected):
-    estimator = learn(*data, n_heads)
+# Where nothing can be found the search goes through all its rounds; daily, through the first two.
+BRIEF = NewtonOptions(plenty=NewtonOptions().plenty[:2])
+DAILY = [
+    pytest.param(*row[1:], BRIEF if STUCK in row[3] else NewtonOptions(), id=row[0])
+    for row in TABLE
+]
+PATIENT = [
+    pytest.param(*row[1:], NewtonOptions(), id=f"{row[0]}, patiently", marks=pytest.mark.slow)
+    for row in TABLE
+    if STUCK in row[3]
+]
+
+
+@pytest.mark.parametrize(("data", "n_heads", "expected", "options"), DAILY + PATIENT)
+def test_what_is_no_layer_seen_exactly_is_never_recovered(data, n_heads, expected, options):
+    estimator = learn(*data, n_heads, options=options)
     assert estimator.outcome_ is not Outcome.RECOVERED
     assert estimator.outcome_ in expected
     assert estimator.solution_.reason
@@ -356,6 +368,7 @@ def test_the_canonical_form_of_equal_heads_is_returned():
     assert "n_heads=1" in estimator.solution_.reason
 
 
+@pytest.mark.slow
 def test_a_surplus_head_of_known_rank_has_only_that_many_dimensions():
     layer = random_layer(2, 6, rank=1, out_dim=1, seed=2)
     x = sample_inputs("gaussian", N, 5, 6, seed=2)
@@ -391,6 +404,9 @@ def test_the_dimension_of_the_family_is_told(inputs, of_head, between_heads):
 
 
 @pytest.mark.parametrize(
+    "options", [BRIEF, pytest.param(NewtonOptions(), marks=pytest.mark.slow)], ids=["", "patient"]
+)
+@pytest.mark.parametrize(
     ("data", "words"),
     [
         (noisy(1e-3), "looks like noise"),
@@ -400,8 +416,8 @@ def test_the_dimension_of_the_family_is_told(inputs, of_head, between_heads):
         (mlp_of_token(), "depends on the inputs"),
     ],
 )
-def test_the_reason_says_which(data, words):
-    assert words in learn(*data).solution_.reason
+def test_the_reason_says_which(data, words, options):
+    assert words in learn(*data, options=options).solution_.reason
 
 
 def test_no_time_to_exclude_a_missing_head_forbids_recovered():
@@ -446,6 +462,7 @@ def test_heads_that_cancel_on_two_tokens_are_not_recovered(seed):
     assert "opposite sign in 2 of 2 heads" in estimator.solution_.reason
 
 
+@pytest.mark.slow
 def test_a_head_below_coarse_rounding_but_seen_is_missed_by_no_verdict():
     """Its share is that of the rounding itself, which predicts how much may be left."""
     layer = random_layer(3, 5, scale=2.0, seed=2)
