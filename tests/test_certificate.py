@@ -21,8 +21,7 @@ from mhalearn.judge.residuals import measure_residuals
 from mhalearn.layer.layer import AttentionLayer, load_layer
 from mhalearn.layer.random_layers import random_layer
 from mhalearn.run.run import Run
-from mhalearn.solvers.gauss_newton import polish
-from mhalearn.solvers.scaled_problem import make_problem
+from mhalearn.solvers.polish import polish_on
 
 TRUTH = random_layer(2, 6, seed=3)
 X = sample_inputs("gaussian", 60, 5, 6, seed=1)
@@ -523,8 +522,7 @@ def test_intervals_cover_as_often_as_they_say(options):
     inside, truth = [], flat_parameters(layer)
     for _ in range(40):
         examples = Examples(x, layer(x) + 0.01 * rng.standard_normal((96, 4, 4)))
-        problem = make_problem(examples, 2, bias=bias, causal=False)
-        fitted, _ = polish(layer, problem, Run())
+        fitted = polish_on(examples, layer, examples.architecture(2, bias=bias), Run()).layer
         noisy = layer(fresh) + 0.01 * rng.standard_normal((96, 4, 4))
         certificate = certify(fitted, fresh, noisy, learned_from=examples)
         assert not certificate.recovered

@@ -283,6 +283,8 @@ def test_learn_recovers_saves_and_reports(learned, data):
     assert result["recovered"] is True
     assert result["n_heads"] == 2
     assert result["layer"] == str(learned / "layer.safetensors")
+    (finding,) = result["findings"]
+    assert (finding["name"], finding["sentence"]) == ("recovered", result["reason"])
     found = mha.compare(
         mha.load_layer(learned / "layer.safetensors"), mha.load_layer(data / "layer.safetensors")
     )
