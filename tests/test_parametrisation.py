@@ -132,6 +132,11 @@ def test_what_is_no_layer_of_ones_own_attention_is_not_recovered():
     assert model.outcome_ is mha.Outcome.STUCK
 
 
+def test_the_heads_of_ones_own_attention_are_not_counted():
+    with pytest.raises(ValueError, match="give n_heads a number"):
+        mha.AttentionRegressor(attention=Gated).fit(X, TRUTH(X))
+
+
 @pytest.mark.parametrize("method", ["sculpt", "adam", "lbfgs", "linear"])
 def test_other_learners_say_that_they_do_not_know_it(method):
     with pytest.raises(ValueError, match="attention"):

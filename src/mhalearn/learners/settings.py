@@ -31,6 +31,7 @@ class Settings(Protocol):
     head_dim: int | None
     bias: bool
     causal: bool
+    attention: Callable[..., Any] | None
     polish: bool
     random_state: int
     max_seconds: float | None
@@ -90,7 +91,11 @@ def _check_heads(settings: Settings, learner: Learner, d: int) -> None:
     heads = settings.n_heads
     if not (heads == "auto" if isinstance(heads, str) else is_integer(heads)):
         raise ValueError(f"n_heads={heads!r}: pass an integer or 'auto'")
+    if settings.attention is not None and not callable(settings.attention):
+        raise ValueError(f"attention={settings.attention!r}: pass a class of Parametrisation")
     if isinstance(heads, str):
+        if settings.attention is not None:
+            raise ValueError("attention: only softmax heads can be counted; give n_heads a number")
         if not learner.counts_heads:
             raise ValueError(f"method={learner.name!r} needs n_heads as a number")
     elif heads < 1:
