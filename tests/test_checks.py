@@ -10,6 +10,7 @@ import pytest
 from mhalearn.data import Examples
 from mhalearn.data.input_information import Information
 from mhalearn.data.inputs import sample_inputs
+from mhalearn.data.label_precision import Precision
 from mhalearn.judge import checks
 from mhalearn.judge.certificate import Certificate
 from mhalearn.judge.evidence import Evidence
@@ -33,7 +34,7 @@ NOT_IDENTIFIED = Outcome.NOT_IDENTIFIED
 
 def residuals(root=1e-15, *, exact=None, precision="float64", rounding=0.0, n=12, worst=None):
     unit = float(np.finfo(precision).eps)
-    floor = 16 * unit + 1e-12
+    labels = Precision(precision, unit, 16 * unit + 1e-12, int(1 - np.log2(unit)))
     relative = np.full(n, root)
     if worst is not None:
         relative[0] = worst
@@ -43,11 +44,9 @@ def residuals(root=1e-15, *, exact=None, precision="float64", rounding=0.0, n=12
         root_relative=root,
         label_norm=1.0,
         noise_level=root,
-        precision=precision,
-        unit=unit,
+        labels=labels,
         rounding=rounding,
-        floor=floor,
-        exact=root <= floor if exact is None else exact,
+        exact=root <= labels.floor if exact is None else exact,
     )
 
 

@@ -137,6 +137,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 attention=self.attention,
             )
             check_supported(self._learner, self._architecture)
+            self._box = examples.box
             examples, working_set, survey = self._gather(examples)
             check_sizes(survey)
             self._seen = survey.hashes
@@ -216,17 +217,23 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             precision=precision,
             information=information,
             polished=self._ends_polished,
+            box=self._box,
         )
         certificate = evidence.certificate
         if certificate is not None:
             run.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
         verdict = judge(evidence)
         layer, reason = evidence.layer, verdict.reason
-        if verdict.outcome is Outcome.FITTED and certificate is not None:
-            certificate = with_noise(certificate.withdrawn(reason), evidence.train_noise)
-            if self.polish and not run.is_over() and is_noise_without_outliers(evidence):
-                layer, certificate, told = self._refit(certificate, evidence)
-                reason += told
+        if certificate is not None and verdict.outcome is not Outcome.RECOVERED:
+            certificate = certificate.withdrawn(reason)
+            fitted = verdict.outcome in (Outcome.FITTED, Outcome.STUCK)
+            if not verdict.has_error_bars and (fitted or not evidence.leaves_nothing):
+                certificate = certificate.without_noise()
+            elif verdict.outcome is Outcome.FITTED:
+                certificate = with_noise(certificate, evidence.train_noise)
+                if self.polish and not run.is_over() and is_noise_without_outliers(evidence):
+                    layer, certificate, told = self._refit(certificate, evidence)
+                    reason += told
         run.emit("outcome", detail=f"{verdict.outcome.name}: {reason}")
         return Solution(
             layer=layer.replace(seen=self._seen),
@@ -351,7 +358,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The running trace belongs to the process; callbacks are the caller's to restore."""
         state = dict(super().__getstate__())
         state.pop("_run", None)
-        for name in ("_seen", "_architecture"):
+        for name in ("_seen", "_architecture", "_box"):
             state.pop(name, None)
         state["on_event"] = None
         return state

@@ -38,6 +38,7 @@ class Stream(enum.IntEnum):
     CERTIFY_SPLIT = 0x5B117
     SELECT_SPLIT = 0xC401CE
     WORKING_SET = 0x3A3B1E
+    BOX_ORDER = 0xB0C5
 
 
 def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:

@@ -121,6 +121,13 @@ class Examples:
         )
 
     @property
+    def box(self) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
+        """What labels are asked of, where it is a function that says nothing but the truth: None
+        for examples in memory or files, and where noise is added to its answers."""
+        source = self._source
+        return source.box if isinstance(source, DrawnSource) else None
+
+    @property
     def n(self) -> int:
         return self._source.starts[-1]
 

@@ -111,6 +111,11 @@ class DrawnSource:
     def lengths(self, index: int) -> NDArray[np.int64]:
         return np.full(self.starts[index + 1] - self.starts[index], self.shape[0], np.int64)
 
+    @property
+    def box(self) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
+        """The callable, where no noise is added to what it says."""
+        return None if self._noise else self._labels
+
     def _labels(self, x: NDArray[Any]) -> NDArray[Any]:
         """What f says of some inputs; f gets a copy, in case it works in place."""
         labels = check_array("the output of f", self._f(x.copy()), 3)

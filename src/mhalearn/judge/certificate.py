@@ -44,7 +44,9 @@ class Certificate:
     relative_mse: float
     floor: float  # root relative squared error at which labels of this precision are met exactly
     label_precision: str
-    noise_level: float  # root mean square residual; where noise was fitted, as `noise` estimates it
+    # Root mean square residual; where noise was fitted, as `noise` estimates it; None where what is
+    # left is not known to be noise.
+    noise_level: float | None
     n_examples: int
     n_seen: int  # examples left out because the layer was learned from them
     delta: float
@@ -68,6 +70,10 @@ class Certificate:
     def withdrawn(self, reason: str) -> "Certificate":
         """Of a layer that other examples speak against: not recovered, whatever these say."""
         return replace(self, recovered=False, reason=reason) if self.recovered else self
+
+    def without_noise(self) -> "Certificate":
+        """Of a layer that leaves more than noise: no noise level, and no intervals."""
+        return replace(self, noise_level=None, intervals=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers and words ready for JSON; arrays are summarised."""

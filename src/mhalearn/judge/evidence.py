@@ -7,19 +7,28 @@ from functools import cached_property
 from mhalearn.data import Examples
 from mhalearn.data.input_information import Information
 from mhalearn.data.label_precision import Precision, label_precision
-from mhalearn.judge.certificate import Certificate, make_certificate
+from mhalearn.judge.box_answers import Answers, Box, ask_again
+from mhalearn.judge.certificate import RESOLVED, Certificate, make_certificate
+from mhalearn.judge.departures import Departure, find_departures
+from mhalearn.judge.fitted_attention import FittedAttention, look_at
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
+from mhalearn.judge.mask_test import FirstRow, first_row_sees_later, measure_first_row
 from mhalearn.judge.missing_head import one_more_head
 from mhalearn.judge.noise import estimate_noise
 from mhalearn.judge.residual_correlation import measure_residual_correlation
 from mhalearn.judge.residual_dependence import residual_dependence_test
+from mhalearn.judge.residual_law import ResidualLaw, describe_residual_law
 from mhalearn.judge.residuals import Residuals, measure_residuals
+from mhalearn.judge.rounding_test import RoundingTest, run_rounding_test
 from mhalearn.judge.subsets import Subsets
+from mhalearn.judge.tangent_space import TangentSpace, measure_tangent_space
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
+from mhalearn.layer.comparison import compare
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.outcome import Candidate
 from mhalearn.run.run import Run
+from mhalearn.solvers.polish import polish_on
 
 
 @dataclass(frozen=True)
@@ -31,10 +40,11 @@ class Evidence:
     working set; None: nothing is known against them.
     polished: whether the candidate was descended from until nothing improved. Where it was not,
     what it leaves says nothing of heads or noise.
+    box: what the examples were drawn from, where it can still be asked.
 
     Cost: the candidate is walked over each subset at most once, whatever asks for its residuals.
-    Expensive are only `gain_of_one_more_head`, a descent; `residual_dependence`, O(1500^2 d^2); and
-    `train_null_dimension`, a spectrum.
+    Expensive are only `gain_of_one_more_head`, a descent; `residual_dependence`, O(1500^2 d^2);
+    `departures` and `rounding_test`, a tangent space; and `train_null_dimension`, a spectrum.
     """
 
     candidate: Candidate
@@ -44,6 +54,7 @@ class Evidence:
     precision: Precision | None = None
     information: Information | None = None
     polished: bool = True
+    box: Box | None = None
 
     @property
     def layer(self) -> Layer:
@@ -110,6 +121,11 @@ class Evidence:
     def _residuals(self, examples: Examples) -> Residuals:
         return measure_residuals(self.layer, examples, self.label_precision)
 
+    @property
+    def leaves_nothing(self) -> bool:
+        """Whether `certify` is explained to the precision of its labels."""
+        return self.certify_residuals is not None and self.certify_residuals.exact
+
     @cached_property
     def certificate(self) -> Certificate | None:
         """What `certify` says of the layer within its class; None where no example was spared."""
@@ -150,6 +166,74 @@ class Evidence:
         return one_more_head(
             layer, self.train, certify, self.architecture, self.run, residuals=residuals
         )
+
+    @cached_property
+    def first_row(self) -> FirstRow | None:
+        """Whether the first row sees its own token alone; None where examples are too few."""
+        return measure_first_row(self.train)
+
+    @cached_property
+    def first_row_sees_later(self) -> bool:
+        """Whether what is left of first rows goes with later tokens."""
+        part = self.train.subset(slice(0, 4096))
+        x, y, lengths = part.arrays()
+        return first_row_sees_later(part, (y - self.layer(x, lengths))[:, 0])
+
+    @cached_property
+    def answers(self) -> Answers | None:
+        """What the box says twice, and of tokens in another order; None where there is no box."""
+        return None if self.box is None else ask_again(self.box, self.train, self.run.seed)
+
+    @cached_property
+    def fitted_attention(self) -> FittedAttention | None:
+        """What the layer does on some of `train`; None for another kind of attention."""
+        if not isinstance(self.layer, AttentionLayer):
+            return None
+        return look_at(self.layer, self.train, self.class_of_layer, self.run.seed)[0]
+
+    @cached_property
+    def tangent_space(self) -> TangentSpace:
+        assert self.fitted_attention is not None
+        return measure_tangent_space(self.fitted_attention)
+
+    @cached_property
+    def departures(self) -> tuple[Departure, ...]:
+        """Alternatives that explain what is left, the largest share first; see `departures`."""
+        if self.fitted_attention is None:
+            return ()
+        return find_departures(self.fitted_attention, self.tangent_space).found
+
+    @cached_property
+    def residual_law(self) -> ResidualLaw | None:
+        """Whether what is left is like noise; None for another kind of attention."""
+        if self.fitted_attention is None:
+            return None
+        return describe_residual_law(self.fitted_attention, self.tangent_space)
+
+    @cached_property
+    def rounding_test(self) -> RoundingTest:
+        """Whether what is left of coarse labels is their rounding."""
+        return run_rounding_test(
+            self.layer, self.train, self.class_of_layer, self.train_residuals, self.run.seed
+        )
+
+    @cached_property
+    def rival(self) -> Layer | None:
+        """Another layer that explains all examples as exactly, where a start ended at one."""
+        for other in self.candidate.others:
+            layer = polish_on(self.train, other, self.found_architecture, self.run).layer
+            if not isinstance(layer, AttentionLayer) or not isinstance(self.layer, AttentionLayer):
+                continue
+            subsets = (self.subsets.train, self.subsets.certify)
+            walked = [
+                measure_residuals(layer, subset, self.label_precision)
+                for subset in subsets
+                if subset is not None
+            ]
+            apart = compare(layer.canonical(), self.layer.canonical()).max_error
+            if all(residuals.exact for residuals in walked) and apart > RESOLVED:
+                return layer
+        return None
 
     @cached_property
     def residual_dependence(self) -> float:

@@ -17,6 +17,8 @@ class Finding:
     outcome: Outcome  # of the run, where this is the first finding
     sentence: str
     numbers: dict[str, int | float] = field(default_factory=dict)
+    # Whether what is left may be taken for independent errors, so that parameters have error bars.
+    has_error_bars: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON, which has no infinity."""
@@ -42,17 +44,21 @@ class Check:
 
     expensive: it needs evidence that costs as much as a fit may, or draws a conclusion from others
     having found nothing; it is asked only while nothing is found.
+    error_bars: what it finds lets what is left be taken for independent errors.
     """
 
     name: str
     look: _Look
     expensive: bool = False
+    error_bars: bool = False
 
     def __call__(self, evidence: Evidence) -> Finding | None:
         found = self.look(evidence)
-        return None if found is None else Finding(self.name, *found)
+        return None if found is None else Finding(self.name, *found, self.error_bars)
 
 
-def check(name: str, *, expensive: bool = False) -> Callable[[_Look], Check]:
+def check(
+    name: str, *, expensive: bool = False, error_bars: bool = False
+) -> Callable[[_Look], Check]:
     """Make a check of a function of the evidence."""
-    return lambda look: Check(name, look, expensive)
+    return lambda look: Check(name, look, expensive, error_bars)

@@ -4,6 +4,7 @@ import enum
 
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.residuals import Residuals
+from mhalearn.run.outcome import Outcome
 
 # A layer that leaves more than this share of the label energy unexplained is not a fit.
 _HOPELESS = 0.5
@@ -11,6 +12,8 @@ _HOPELESS = 0.5
 # rounding, made larger by unknowns the examples hardly see.
 _NEAR = 1e3
 _NEARLY = 1e-2
+# Below this share a fit is called low in error even where what is left has structure.
+_LOW = 1e-4
 
 
 class Fit(enum.Enum):
@@ -51,3 +54,10 @@ def describe_error(evidence: Evidence) -> str:
     """The error on `certify`, where there is one."""
     assert evidence.certify_residuals is not None
     return f"relative squared error {evidence.certify_residuals.root_relative**2:.2g}"
+
+
+def structured_outcome(evidence: Evidence) -> Outcome:
+    """Where what is left has structure: low in error, or not the layer."""
+    certify = evidence.certify_residuals
+    low = certify is not None and certify.root_relative**2 <= _LOW
+    return Outcome.FITTED if low or classify_fit(evidence) is Fit.EXACT else Outcome.STUCK

@@ -7,6 +7,9 @@ from mhalearn.judge.finding import Found, check
 from mhalearn.judge.fit_quality import Fit, classify_fit, is_certified_exact
 from mhalearn.run.outcome import Outcome
 
+# A parameter that may be off by less than the size of a head is known, if not well.
+_KNOWN = 1.0
+
 
 @check("family of layers, by the inputs to fit", expensive=True)
 def family_without_certificate(evidence: Evidence) -> Found | None:
@@ -68,15 +71,18 @@ def rank_not_certain(evidence: Evidence) -> Found | None:
     return Outcome.FITTED, certificate.reason, {}
 
 
-@check("parameter not resolved")
+@check("parameter not resolved", error_bars=True)
 def parameter_not_resolved(evidence: Evidence) -> Found | None:
-    """The residual, though at the precision of the labels, leaves a parameter room."""
+    """The residual, though at the precision of the labels, leaves a parameter room: with coarse
+    labels an error bar; where a parameter may be anything, it is not identified."""
     certificate = _uncertified(evidence)
     if certificate is None or certificate.null_dimension != 0 or _is_resolved(certificate):
         return None
     bound = certificate.parameter_bound
+    coarse = evidence.train_residuals.precision != "float64"
+    known = coarse and bound is not None and bound < _KNOWN
     return (
-        Outcome.NOT_IDENTIFIED,
+        Outcome.FITTED if known else Outcome.NOT_IDENTIFIED,
         certificate.reason,
         {} if bound is None else {"parameter_bound": bound},
     )
@@ -89,6 +95,19 @@ def sign_symmetry(evidence: Evidence) -> Found | None:
     if certificate is None or certificate.null_dimension != 0 or not _is_resolved(certificate):
         return None
     return Outcome.NOT_IDENTIFIED, certificate.reason, {}
+
+
+@check("rival layer", expensive=True)
+def rival_layer(evidence: Evidence) -> Found | None:
+    """Another start ended at another layer that explains the examples as exactly."""
+    if not is_certified_exact(evidence) or evidence.rival is None:
+        return None
+    return (
+        Outcome.NOT_IDENTIFIED,
+        "another start ended at a layer with other heads that explains all examples as exactly: "
+        "the inputs do not tell the two apart",
+        {},
+    )
 
 
 @check("family of layers")

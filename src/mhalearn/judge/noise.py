@@ -37,7 +37,7 @@ def with_noise(certificate: Certificate, noise: float | None) -> Certificate:
     if noise is None:
         return certificate
     intervals = certificate.intervals
-    if intervals is not None and certificate.noise_level > 0:
+    if intervals is not None and certificate.noise_level:
         intervals = half_widths(intervals, noise / certificate.noise_level)
     return replace(certificate, noise_level=noise, intervals=intervals)
 

@@ -20,6 +20,8 @@ _PARTS = 10
 # The same for the worst example, relative to the terms its labels are sums of. Boxes that compute
 # in their labels' precision were seen at 1.2, with logits of some hundred.
 _WORST = 2
+# And for the worst row, which may hold fewer numbers than an example.
+_WORST_ROW = 4
 _DOUBLE = float(np.finfo(np.float64).eps)
 
 
@@ -31,17 +33,22 @@ class Residuals:
     relative: Float64  # of each example: |F - Y| / |Y|
     root_relative: float  # of all: |F - Y| / |Y|
     label_norm: float  # |Y|, or one where all labels vanish
-    noise_level: float
-    precision: str
-    unit: float
+    noise_level: float  # root mean square
+    labels: Precision  # of the labels that were looked at
     rounding: float  # root_relative if nothing but the rounding of the labels is left
-    floor: float
-    exact: bool  # at the floor: as a whole, in every output column, and in every example
+    exact: bool  # at the floor: as a whole, in every output column, example and row
 
     @property
-    def labels(self) -> Precision:
-        """The precision of the labels that were looked at."""
-        return Precision(self.precision, self.unit, self.floor)
+    def precision(self) -> str:
+        return self.labels.name
+
+    @property
+    def unit(self) -> float:
+        return self.labels.unit
+
+    @property
+    def floor(self) -> float:
+        return self.labels.floor
 
 
 def measure_residuals(
@@ -54,13 +61,15 @@ def measure_residuals(
     wrong: list[Float64] = []
     energy: list[Float64] = []
     own: list[Float64] = []
+    of_rows: list[Float64] = []
     rows, columns, steps = 0, np.zeros((3, examples.out_dim)), 0.0
     precision = precision or label_precision(examples)
     for x, y, lengths in examples.chunks(1024):
-        steps += float(np.sum(np.spacing(np.abs(y).astype(precision.name)).astype(float) ** 2))
+        inside = np.arange(examples.k) < lengths[:, None]
+        steps += float(np.sum(precision.steps(y)[inside] ** 2))
         for part, (each, of_columns) in layer.over_chunks(_residual_sums, x, lengths, y):
             count = part.stop - part.start
-            for sums, found in zip((wrong, energy, own), each, strict=True):
+            for sums, found in zip((wrong, energy, own, of_rows), each, strict=True):
                 sums.append(found[:count])
             columns += of_columns
         rows += int(lengths.sum())
@@ -80,6 +89,7 @@ def measure_residuals(
         and bool(np.all(columns[0] <= allowed))
         and float(np.median(relative)) <= of_parts
         and float(np.max(of_terms)) <= _WORST * precision.floor
+        and float(np.max(np.sqrt(np.concatenate(of_rows)))) <= _WORST_ROW * precision.floor
     )
     return Residuals(
         squared=squared,
@@ -87,10 +97,8 @@ def measure_residuals(
         root_relative=root_relative,
         label_norm=math.sqrt(whole),
         noise_level=float(np.sqrt(squared.sum() / (rows * examples.out_dim))),
-        precision=precision.name,
-        unit=precision.unit,
+        labels=precision,
         rounding=math.sqrt(steps / 12 / whole),  # uniform within half a step either way
-        floor=precision.floor,
         exact=exact,
     )
 
@@ -98,9 +106,12 @@ def measure_residuals(
 @partial(compiled, static_argnums=0)
 def _residual_sums(
     parametrisation: Parametrisation, params: Params, chunk: Chunk
-) -> tuple[Float[Array, "3 b"], Float[Array, "3 e"]]:
+) -> tuple[Float[Array, "4 b"], Float[Array, "3 e"]]:
     """Squared residuals, labels, and sizes of the terms that labels are sums of: summed over each
-    example, and over each output column."""
+    example, with its worst row relative to its terms, and over each output column."""
     residual = parametrisation.outputs(params, chunk) - chunk.labels
     parts = jnp.stack([residual, chunk.labels, parametrisation.term_sizes(params, chunk)]) ** 2
-    return jnp.sum(parts, axis=(2, 3)), jnp.sum(parts, axis=(1, 2))
+    of_row = jnp.sum(parts, axis=3)
+    relative = of_row[0] / jnp.where(of_row[2] > 0, of_row[2], 1.0)
+    of_examples = jnp.concatenate([jnp.sum(of_row, axis=2), jnp.max(relative, axis=1)[None]])
+    return of_examples, jnp.sum(parts, axis=(1, 2))

@@ -1,14 +1,20 @@
 """Checks of what a layer leaves: rounding, noise, or a function of the inputs?"""
 
+import numpy as np
+
 from mhalearn.judge.consistency_checks import ROUNDING_MARGIN
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Found, check
-from mhalearn.judge.fit_quality import Fit, classify_fit, describe_error, is_certified_exact
+from mhalearn.judge.fit_quality import (
+    Fit,
+    classify_fit,
+    describe_error,
+    is_certified_exact,
+    structured_outcome,
+)
 from mhalearn.judge.identifiability_checks import is_symmetric
 from mhalearn.run.outcome import Outcome
 
-# Below this share a fit is called low in error even where what is left has structure.
-_LOW = 1e-4
 # Standard deviations above noise at which what is left counts as a function of the inputs.
 _SIGNIFICANT = 6.0
 # Held-out examples are off by more than this many times the noise only near the counting limit, or
@@ -16,6 +22,12 @@ _SIGNIFICANT = 6.0
 _OVERFITTED, _CORRELATED = 1.4, 2.0
 # What is left by this factor more than rounding predicts is not rounding alone.
 _MORE = 1.1
+# A departure that explains this share of what is left is named; less may be chance or a part of it.
+_NAMED = 0.5
+# A head that gives its own token this share of its weight passes it on.
+_OWN = 0.9
+# What nothing explains is called low in error up to this share.
+_LOW_UNEXPLAINED = 1e-2
 
 
 @check("hopeless")
@@ -63,7 +75,7 @@ def missing_head(evidence: Evidence) -> Found | None:
             f"{describe_error(evidence)}, of which one more head explains {gain:.0%}: "
             "more heads than asked for, or a start that missed one"
         )
-    return _structured(evidence, fit), sentence, {"gain": gain}
+    return structured_outcome(evidence), sentence, {"gain": gain}
 
 
 @check("no time for tests", expensive=True)
@@ -76,25 +88,99 @@ def no_time_for_tests(evidence: Evidence) -> Found | None:
     return Outcome.FITTED, sentence, {}
 
 
+@check("departure", expensive=True)
+def departure(evidence: Evidence) -> Found | None:
+    """An alternative to the layer explains most of what is left, and says what it may be."""
+    if classify_fit(evidence) not in (Fit.PARTIAL, Fit.NEAR) or evidence.train_residuals.exact:
+        return None
+    found = [one for one in evidence.departures if one.share >= _NAMED]
+    if not found:
+        return None
+    share, alternative = found[0].share, found[0].alternative
+    passing = _own_token_head(evidence) if alternative.name == "own token" else ""
+    return (
+        structured_outcome(evidence),
+        f"{describe_error(evidence)}, of which {share:.0%} is explained otherwise: "
+        f"{alternative.suggests}{passing}",
+        {"share": share},
+    )
+
+
+@check("residual path", expensive=True)
+def residual_path(evidence: Evidence) -> Found | None:
+    """A head that does nothing but pass tokens on, in a fit that is not exact."""
+    if classify_fit(evidence) is not Fit.PARTIAL:
+        return None
+    passing = _own_token_head(evidence)
+    if not passing:
+        return None
+    return (
+        structured_outcome(evidence),
+        f"{describe_error(evidence)}{passing}: a residual path y = x + F(x); learn Y - X, with a "
+        "head less",
+        {},
+    )
+
+
 @check("residual dependence", expensive=True)
 def residual_dependence(evidence: Evidence) -> Found | None:
-    """The residual depends on the inputs. Trust: see `residual_dependence_test`."""
-    fit = _fit_to_test(evidence)
-    if fit is None or evidence.residual_dependence <= _SIGNIFICANT:
+    """The residual depends on the inputs. Trust: see `residual_dependence_test`, `departures`."""
+    if classify_fit(evidence) not in (Fit.PARTIAL, Fit.NEAR) or evidence.train_residuals.exact:
         return None
-    excess = evidence.residual_dependence
-    if fit is Fit.EXACT:
-        sentence = (
-            f"{_more_than_rounding(evidence)}, and depends on the inputs ({excess:.0f} standard "
-            "deviations above noise)"
-        )
-    else:
-        sentence = (
-            f"{describe_error(evidence)}, which depends on the inputs ({excess:.0f} standard "
-            "deviations above noise) and not like one more head: more heads than that, or labels "
-            "that no attention layer makes"
-        )
-    return _structured(evidence, fit), sentence, {"deviations": excess}
+    excess, found = evidence.residual_dependence, evidence.departures
+    if excess <= _SIGNIFICANT and not found:
+        return None
+    by = f"{excess:.0f} standard deviations above noise"
+    if found:
+        by = f"{found[0].share:.0%} of it goes with {_FEATURES[found[0].alternative.name]}"
+    return (
+        structured_outcome(evidence),
+        f"{describe_error(evidence)}, which depends on the inputs ({by}) and not like one more "
+        "head: more heads than that, a layer that the search did not find, or labels that no "
+        "attention layer makes",
+        {"deviations": excess, "share": found[0].share if found else 0.0},
+    )
+
+
+_FEATURES = {
+    "distance": "distances between tokens",
+    "position": "positions",
+    "own token": "the row's own token",
+    "biases": "constants",
+    "logits": "powers of logits",
+    "sink": "the sum of a row's weights",
+    "norm": "norms of tokens",
+    "outputs": "powers of outputs",
+}
+
+
+@check("departure of coarse labels", expensive=True)
+def coarse_departure(evidence: Evidence) -> Found | None:
+    """Below the precision of float32, float16 or bfloat16, many examples show a departure."""
+    if not _is_coarse_exact(evidence) or evidence.rounding_test.departure is None:
+        return None
+    found, train = evidence.rounding_test.departure, evidence.train_residuals
+    size = np.sqrt(found.share) * evidence.rounding_test.residual / train.unit
+    return (
+        Outcome.FITTED,
+        f"{_more_than_rounding(evidence)}: {size:.1f} units in the last place depend on the "
+        f"inputs; {found.alternative.suggests}, or something like it",
+        {"share": found.share, "units": size},
+    )
+
+
+@check("more than computing leaves", expensive=True)
+def more_than_computing(evidence: Evidence) -> Found | None:
+    """Below the precision of the labels, but more than a box that computes in it would leave."""
+    if not _is_coarse_exact(evidence) or evidence.rounding_test.passed:
+        return None
+    test, train = evidence.rounding_test, evidence.train_residuals
+    return (
+        Outcome.FITTED,
+        f"{_more_than_rounding(evidence)}, and more than computing in {train.precision} leaves "
+        f"({test.expected:.2g}); what it is no test says",
+        {"residual": test.residual, "expected": test.expected},
+    )
 
 
 @check("overfitted", expensive=True)
@@ -109,7 +195,7 @@ def overfitted(evidence: Evidence) -> Found | None:
         return None
     correlation = evidence.residual_correlation
     return (
-        _structured(evidence, Fit.PARTIAL),
+        structured_outcome(evidence),
         f"{describe_error(evidence)}, by size {times:.1f} times the noise that the examples to fit "
         f"show, and what is left of those is correlated between outputs {correlation:.1f} times as "
         "much as noise: a layer that the search did not find, or labels that no attention layer "
@@ -118,14 +204,58 @@ def overfitted(evidence: Evidence) -> Found | None:
     )
 
 
-@check("noise", expensive=True)
+@check("rounding", expensive=True, error_bars=True)
+def rounding(evidence: Evidence) -> Found | None:
+    """Labels were rounded to a known step, and what is left is no more than that."""
+    certify, labels = evidence.certify_residuals, evidence.label_precision
+    if classify_fit(evidence) not in (Fit.PARTIAL, Fit.NEAR) or certify is None:
+        return None
+    noise_level = evidence.train_noise
+    train = evidence.train_residuals
+    if not labels.is_coarse or labels.name != "float64" or noise_level is None:
+        return None
+    share = noise_level / train.noise_level * train.root_relative / train.rounding
+    if share > _MORE:
+        return None
+    return (
+        Outcome.FITTED,
+        f"{describe_error(evidence)}: what rounding leaves of labels {labels.describe()}",
+        {"relative_squared_error": certify.root_relative**2},
+    )
+
+
+@check("noise", expensive=True, error_bars=True)
 def noise(evidence: Evidence) -> Found | None:
-    """Nothing else was found in what is left."""
-    certify = evidence.certify_residuals
+    """Nothing else was found in what is left, and it is as even as noise."""
+    certify, law = evidence.certify_residuals, evidence.residual_law
     if classify_fit(evidence) is not Fit.PARTIAL or certify is None:
+        return None
+    if (law is not None and not law.is_noise) or _is_deterministic(evidence):
         return None
     sentence = f"{describe_error(evidence)}; the rest looks like noise"
     return Outcome.FITTED, sentence, {"relative_squared_error": certify.root_relative**2}
+
+
+@check("not explained", expensive=True)
+def not_explained(evidence: Evidence) -> Found | None:
+    """Something is left that no test explains, and that is not like noise of one size."""
+    certify, law = evidence.certify_residuals, evidence.residual_law
+    if classify_fit(evidence) is not Fit.PARTIAL or certify is None:
+        return None
+    error = certify.root_relative**2
+    low = error <= _LOW_UNEXPLAINED
+    if _is_deterministic(evidence):
+        why = "asked twice the box answers the same, so it is not noise: a layer that the search "
+        why += "did not find, or labels that no attention layer makes"
+    else:
+        described = "is not told from noise" if law is None else law.describe()
+        why = f"what is left {described}, and no test explains it: noise that varies, a few wrong "
+        why += "labels, a layer that the search did not find, or labels that no layer makes"
+    return (
+        Outcome.FITTED if low else Outcome.STUCK,
+        f"{describe_error(evidence)}; {why}",
+        {"relative_squared_error": error},
+    )
 
 
 @check("recovered", expensive=True)
@@ -140,9 +270,13 @@ def recovered(evidence: Evidence) -> Found | None:
     if train.precision == "float64":
         if train.root_relative > train.floor / ROUNDING_MARGIN:
             reason += "; a head as small as that would not be seen"
-    elif train.root_relative > _MORE * train.rounding:
+    else:
         units = train.root_relative / train.unit
-        reason += f"; what is left, {units:.1f} units in their last place, no test explains"
+        if train.root_relative > _MORE * train.rounding:
+            reason += f"; what is left, {units:.1f} units in their last place, is no more than "
+            reason += f"computing in {train.precision} leaves"
+        reason += f"; a smooth deviation of {evidence.rounding_test.undetected:.1g} of the labels "
+        reason += "would not be seen"
     return Outcome.RECOVERED, reason, {"train_residual": train.root_relative}
 
 
@@ -155,17 +289,45 @@ def _fit_to_test(evidence: Evidence) -> Fit | None:
     if classify_fit(evidence) is Fit.PARTIAL:
         return Fit.PARTIAL
     train = evidence.train_residuals
-    coarse = train.precision != "float64" and train.root_relative > _MORE * train.rounding
-    return Fit.EXACT if coarse and is_certified_exact(evidence) else None
+    more = train.root_relative > _MORE * train.rounding
+    return Fit.EXACT if more and _is_coarse_exact(evidence) else None
+
+
+def _is_coarse_exact(evidence: Evidence) -> bool:
+    """Whether labels of less than double precision are met to that, by the one layer that does."""
+    certificate = evidence.certificate
+    if evidence.train_residuals.precision == "float64" or certificate is None:
+        return False
+    return classify_fit(evidence) is Fit.EXACT and certificate.null_dimension == 0
+
+
+def _is_deterministic(evidence: Evidence) -> bool:
+    """Whether a box was asked twice and said the same."""
+    answers = evidence.answers
+    return answers is not None and answers.asked > 0 and not answers.is_random
+
+
+def _own_token_head(evidence: Evidence) -> str:
+    """Which head passes tokens on, in words that follow a comma; nothing where none does."""
+    fitted = evidence.fitted_attention
+    if fitted is None:
+        return ""
+    own = np.einsum("nmrr->nmr", fitted.patterns)
+    weights = fitted.inside[:, None] / fitted.inside.sum()
+    for head, share in enumerate(np.sum(own * weights, axis=(0, 2))):
+        if share < _OWN:
+            continue
+        w = fitted.layer.w[head]
+        told = ""
+        if w.shape[0] == w.shape[1]:
+            scale = float(np.trace(w)) / len(w)
+            off = np.linalg.norm(w - scale * np.eye(len(w))) / (np.linalg.norm(w) or 1.0)
+            if off < 0.1:
+                told = " with W = I" if abs(scale - 1) < 0.05 else f" with W = {scale:.3g} I"
+        return f"; head {head + 1} attends to its own token ({share:.0%} of its weight){told}"
+    return ""
 
 
 def _more_than_rounding(evidence: Evidence) -> str:
     residual = evidence.train_residuals.root_relative
     return f"the relative residual {residual:.2g} is more than the rounding of labels"
-
-
-def _structured(evidence: Evidence, fit: Fit | None) -> Outcome:
-    """Where what is left has structure: low in error, or not the layer."""
-    certify = evidence.certify_residuals
-    low = certify is not None and certify.root_relative**2 <= _LOW
-    return Outcome.FITTED if low or fit is Fit.EXACT else Outcome.STUCK

@@ -19,6 +19,11 @@ class Verdict:
         return self.findings[0].outcome
 
     @property
+    def has_error_bars(self) -> bool:
+        """Whether what is left may be taken for independent errors."""
+        return self.findings[0].has_error_bars
+
+    @property
     def reason(self) -> str:
         return self.findings[0].sentence
 

@@ -34,3 +34,4 @@ class Candidate:
     outcome: Outcome = Outcome.FITTED
     reason: str = ""  # one sentence: why it ended so
     loss: float = float("nan")  # relative squared error on the examples that chose the layer
+    others: tuple[Layer, ...] = ()  # that other starts ended at, with no more error

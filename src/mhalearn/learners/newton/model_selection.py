@@ -10,11 +10,18 @@ from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
+from mhalearn.layer.comparison import compare
+from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.checkpoint import to_arrays
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import State, layer_of
 from mhalearn.solvers.scaled_problem import Problem
+
+# Relative squared error from which on a start has ended at a layer that may be exact.
+_ENDED = 1e-10
+# Heads that differ by more than this are others. So many layers are kept.
+_APART, _KEPT = 0.1, 3
 
 
 class ModelSelection:
@@ -27,6 +34,7 @@ class ModelSelection:
         self._energy = float(np.sum(np.square(self._y[self._inside], dtype=np.float64))) or 1.0
         self.layer: Layer | None = None
         self.loss = np.inf
+        self._ends: list[AttentionLayer] = []
         self._note = run.checkpoint.noter("choice")
         found = run.checkpoint.recall_layer("choice", "loss")
         if found is not None:
@@ -34,6 +42,8 @@ class ModelSelection:
 
     def offer(self, layer: Layer) -> None:
         loss = self._error(layer)
+        if loss < _ENDED and isinstance(layer, AttentionLayer):
+            self._keep_end(layer)
         if loss < self.loss:
             self.layer, self.loss = layer, loss
             self._note(to_arrays(layer) | {"loss": np.array(loss)})
@@ -51,7 +61,12 @@ class ModelSelection:
     def candidate(self, outcome: Outcome) -> Candidate:
         assert self.layer is not None
         self._run.emit("choice", loss=self.loss, detail="error on held-out examples")
-        return Candidate(self.layer, outcome, loss=self.loss)
+        others = tuple(end for end in self._ends if _differ(end, self.layer))
+        return Candidate(self.layer, outcome, loss=self.loss, others=others)
+
+    def _keep_end(self, layer: AttentionLayer) -> None:
+        if len(self._ends) < _KEPT and all(_differ(layer, end) for end in self._ends):
+            self._ends.append(layer)
 
     def _error(self, layer: Layer) -> float:
         wrong = (layer(self._x, self._lengths) - self._y)[self._inside]
@@ -63,6 +78,13 @@ class ModelSelection:
             finite &= np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)
         for start in np.flatnonzero(finite):
             yield layer_of(state, int(start), self._problem)
+
+
+def _differ(one: AttentionLayer, other: Layer) -> bool:
+    """Whether two layers of as many heads have other heads."""
+    if not isinstance(other, AttentionLayer) or one.n_heads != other.n_heads:
+        return False
+    return compare(one, other).max_error > _APART
 
 
 def split_for_selection(

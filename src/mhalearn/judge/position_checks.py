@@ -1,0 +1,98 @@
+"""Checks of what no layer of the class does, however many heads it has: masks, positions, order."""
+
+from mhalearn.judge.evidence import Evidence
+from mhalearn.judge.finding import Found, check
+from mhalearn.judge.fit_quality import Fit, classify_fit, describe_error, structured_outcome
+from mhalearn.run.outcome import Outcome
+
+# Answers that differ by this many times the precision of computing them do differ.
+_DIFFER = 100.0
+# A positional departure that explains this share needs no comparison with one more head.
+_MOST_OF_IT = 0.5
+
+
+@check("causal mask")
+def causal_mask(evidence: Evidence) -> Found | None:
+    """The first row is linear in its own token, as under a causal mask that was not asked for."""
+    if evidence.architecture.causal or not _leaves_something(evidence):
+        return None
+    first = evidence.first_row
+    if first is None or not first.sees_itself_alone:
+        return None
+    return (
+        Outcome.STUCK,
+        f"the first row is a linear function of its own token (it leaves {first.first:.1g} of the "
+        f"labels, other rows at least {first.others:.1g}): labels of a causal mask; learn with "
+        "causal=True",
+        {"first_row": first.first, "other_rows": first.others},
+    )
+
+
+@check("no causal mask", expensive=True)
+def no_causal_mask(evidence: Evidence) -> Found | None:
+    """A causal mask was asked for, and the first row is no function of its own token."""
+    if not evidence.architecture.causal or not _leaves_something(evidence):
+        return None
+    first, noise = evidence.first_row, evidence.train_residuals.root_relative**2
+    if first is None or first.sees_itself_alone or first.first < 0.5 * noise:
+        return None
+    if not evidence.first_row_sees_later:
+        return None
+    return (
+        Outcome.STUCK,
+        "the first row depends on later tokens, which a causal mask hides: learn with causal=False",
+        {"first_row": first.first},
+    )
+
+
+@check("order of tokens", expensive=True)
+def order_of_tokens(evidence: Evidence) -> Found | None:
+    """The box answers otherwise where tokens come in another order. Cost: three questions each
+    about a few examples."""
+    if evidence.architecture.causal or not _leaves_something(evidence):
+        return None
+    answers = evidence.answers
+    if answers is None or answers.asked == 0:
+        return None
+    bar = _DIFFER * max(evidence.label_precision.unit, 1e-13) + 3 * answers.twice
+    if answers.reordered <= bar:
+        return None
+    return (
+        Outcome.STUCK,
+        f"asked about the same tokens in another order, the box answers otherwise (by "
+        f"{answers.reordered:.2g} of its answers): it knows positions, or has a mask; a layer "
+        "without them explains it only in part",
+        {"reordered": answers.reordered, "asked": answers.asked},
+    )
+
+
+@check("positions", expensive=True)
+def positions(evidence: Evidence) -> Found | None:
+    """What is left goes with positions or distances, more than one more head explains."""
+    fit = classify_fit(evidence)
+    if fit not in (Fit.PARTIAL, Fit.NEAR) or not _leaves_something(evidence):
+        return None
+    found = [departure for departure in evidence.departures if departure.alternative.positional]
+    share = found[0].share if found else 0.0
+    law = evidence.residual_law
+    uneven = law.by_position if law is not None and fit is Fit.PARTIAL else None
+    if uneven is not None and not evidence.architecture.causal and share == 0.0:
+        return (
+            structured_outcome(evidence),
+            f"{describe_error(evidence)}, and it is {uneven:.1f} times as large at some positions "
+            "as on average: labels depend on positions, or have a mask",
+            {"by_position": uneven},
+        )
+    if not found or (share < _MOST_OF_IT and share <= (evidence.gain_of_one_more_head or 0.0)):
+        return None
+    return (
+        structured_outcome(evidence),
+        f"{describe_error(evidence)}, of which the {found[0].alternative.name} of tokens explains "
+        f"{share:.0%} or more: {found[0].alternative.suggests}",
+        {"share": share},
+    )
+
+
+def _leaves_something(evidence: Evidence) -> bool:
+    """Whether labels are not explained to their precision."""
+    return not evidence.is_certified and not evidence.train_residuals.exact
