@@ -12,13 +12,20 @@ from mhalearn.data.input_information import Information
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.data.label_precision import Precision
 from mhalearn.judge import checks
+from mhalearn.judge.box_answers import Answers
 from mhalearn.judge.certificate import Certificate
+from mhalearn.judge.departures import ALTERNATIVES, Departure
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Check, Finding, check
 from mhalearn.judge.fit_quality import Fit, classify_fit
+from mhalearn.judge.fitted_attention import FittedAttention
+from mhalearn.judge.mask_test import FirstRow
+from mhalearn.judge.residual_law import ResidualLaw
 from mhalearn.judge.residuals import Residuals
+from mhalearn.judge.rounding_test import RoundingTest
 from mhalearn.judge.subsets import Subsets
 from mhalearn.judge.verdict import judge
+from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
@@ -82,6 +89,14 @@ def information(rows=48, *, symmetric=False, others=3):
     )
 
 
+NOISE_LIKE = ResidualLaw(None, None, by_size=False)
+DISTANCE, POSITION, OWN, *_ = ALTERNATIVES
+
+
+def rounding_test(residual=1e-6, allowed=2e-6, departure=None):
+    return RoundingTest(residual, allowed / 1.6, allowed, departure, undetected=3e-8)
+
+
 class Untouchable:
     """Evidence that must not be asked for."""
 
@@ -97,15 +112,18 @@ def known(
     more=False,
     polished=True,
     inputs=None,
+    causal=False,
+    precision=None,
     **facts,
 ):
     """Evidence whose measurements are given; an exact fit unless they say otherwise."""
     every = Examples(np.concatenate([X, X]), np.concatenate([LAYER(X)] * 2)) if more else train
     evidence = Evidence(
         Candidate(LAYER, outcome, reason),
-        train.architecture(asked),
+        train.architecture(asked, causal=causal),
         Subsets(every, train, train, certify),
         run or Run(),
+        precision=precision,
         information=inputs,
         polished=polished,
     )
@@ -118,6 +136,14 @@ def known(
         "gain_of_one_more_head": 0.0,
         "residual_dependence": 0.0,
         "residual_correlation": 1.0,
+        "first_row": None,
+        "first_row_sees_later": False,
+        "answers": None,
+        "fitted_attention": None,
+        "departures": (),
+        "residual_law": NOISE_LIKE,
+        "rounding_test": rounding_test(),
+        "rival": None,
     } | facts
     vars(evidence).update(facts)  # where a cached property keeps what it measured
     return evidence
@@ -133,6 +159,14 @@ COARSE = {
     "certify_residuals": residuals(1e-6, precision="float32", rounding=4e-8),
 }
 UNCERTIFIED = {"certificate": certificate()}
+# One head that sees nothing but the row's own token, and gives it back.
+PASSING = FittedAttention(
+    AttentionLayer(1e3 * np.eye(4)[None], np.eye(4)[None]),
+    EXAMPLES.architecture(1),
+    np.eye(4)[None],
+    np.ones((1, 4), bool),
+    np.zeros((1, 4, 4)),
+)
 
 
 FOUND = [
@@ -228,6 +262,103 @@ FOUND = [
         "the certificate's reason",
         {"parameter_bound": 0.3},
     ),
+    (
+        "parameter not resolved",
+        {**COARSE, "certificate": certificate(bound=0.3)},
+        FITTED,
+        "the certificate's reason",
+        {"parameter_bound": 0.3},
+    ),
+    (
+        "causal mask",
+        {**NOISY, "first_row": FirstRow(1e-5, 0.4)},
+        STUCK,
+        "linear function of its own token (it leaves 1e-05 of the labels, other rows at least 0.4)",
+        {"first_row": 1e-5, "other_rows": 0.4},
+    ),
+    (
+        "no causal mask",
+        {**NOISY, "causal": True, "first_row": FirstRow(0.3, 0.4), "first_row_sees_later": True},
+        STUCK,
+        "learn with causal=False",
+        {"first_row": 0.3},
+    ),
+    (
+        "order of tokens",
+        {**NOISY, "answers": Answers(0.0, 0.2, 32)},
+        STUCK,
+        "the box answers otherwise (by 0.2 of its answers): it knows positions, or has a mask",
+        {"reordered": 0.2, "asked": 32},
+    ),
+    (
+        "positions",
+        {**NOISY, "departures": (Departure(DISTANCE, 0.6),)},
+        STUCK,
+        "of which the distance of tokens explains 60% or more: attention depends on the distance",
+        {"share": 0.6},
+    ),
+    (
+        "positions",
+        {**NOISY, "residual_law": ResidualLaw(None, 1.7, by_size=False)},
+        STUCK,
+        "1.7 times as large at some positions",
+        {"by_position": 1.7},
+    ),
+    (
+        "departure",
+        {**NOISY, "departures": (Departure(OWN, 0.8),)},
+        STUCK,
+        "of which 80% is explained otherwise: a row's own token counts",
+        {"share": 0.8},
+    ),
+    (
+        "residual path",
+        {**NOISY, "fitted_attention": PASSING},
+        STUCK,
+        "head 1 attends to its own token (100% of its weight) with W = I",
+        {},
+    ),
+    ("rival layer", {"rival": LAYER}, NOT_IDENTIFIED, "another start ended at a layer", {}),
+    (
+        "departure of coarse labels",
+        {**COARSE, "rounding_test": rounding_test(departure=Departure(POSITION, 0.81))},
+        FITTED,
+        "7.5 units in the last place depend on the inputs; labels depend on the position",
+        None,
+    ),
+    (
+        "more than computing leaves",
+        {**COARSE, "rounding_test": rounding_test(1e-6, 8e-7)},
+        FITTED,
+        "more than computing in float32 leaves (5e-07); what it is no test says",
+        None,
+    ),
+    (
+        "rounding",
+        {
+            **NOISY,
+            "train_residuals": residuals(0.01, rounding=0.01),
+            "precision": Precision("float64", 1e-16, 1e-12, 53, 0.01),
+            "train_noise": 0.01,
+        },
+        FITTED,
+        "what rounding leaves of labels that are multiples of 0.01",
+        None,
+    ),
+    (
+        "not explained",
+        {**NOISY, "residual_law": ResidualLaw(2.0, None, by_size=True)},
+        FITTED,
+        "what is left varies in size with the tokens and is larger in a few rows than noise",
+        None,
+    ),
+    (
+        "not explained",
+        {**NOISY, "answers": Answers(0.0, 0.0, 32)},
+        FITTED,
+        "asked twice the box answers the same, so it is not noise",
+        None,
+    ),
     ("sign symmetry", UNCERTIFIED, NOT_IDENTIFIED, "the certificate's reason", {}),
     (
         "family of layers",
@@ -251,7 +382,7 @@ FOUND = [
             "certificate": certificate(),
         },
         FITTED,
-        "relative squared error 1e-20: not at the precision of the labels, but too near it",
+        "relative squared error 1e-20: not at the precision of the labels, but so near it",
         {"train_residual": 1e-10},
     ),
     (
@@ -331,7 +462,7 @@ FOUND = [
         {**NOISY, "residual_dependence": 30.0},
         STUCK,
         "depends on the inputs (30 standard deviations above noise) and not like one more head",
-        {"deviations": 30.0},
+        {"deviations": 30.0, "share": 0.0},
     ),
     (
         "residual dependence",
@@ -356,7 +487,7 @@ FOUND = [
         {"relative_squared_error": pytest.approx(1.21e-4)},
     ),
     ("recovered", {}, RECOVERED, "the certificate's reason", {"train_residual": 1e-15}),
-    ("recovered", COARSE, RECOVERED, "8.4 units in their last place, no test explains", None),
+    ("recovered", COARSE, RECOVERED, "is no more than computing in float32 leaves", None),
     (
         "recovered",
         {"inputs": information(symmetric=True), "train": PAIRS, "certify": PAIRS},

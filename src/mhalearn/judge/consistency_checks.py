@@ -38,14 +38,19 @@ def contradiction(evidence: Evidence) -> Found | None:
 @check("near the precision")
 def near_the_precision(evidence: Evidence) -> Found | None:
     """More than the rounding of labels is left, but rounding of a descent may be as large."""
-    if classify_fit(evidence) is not Fit.NEAR or not is_near(evidence.train_residuals):
+    train, certify = evidence.train_residuals, evidence.certify_residuals
+    if classify_fit(evidence) is not Fit.NEAR or not is_near(train) or certify is None:
         return None
-    return (
-        Outcome.FITTED,
-        f"{describe_error(evidence)}: not at the precision of the labels, but too near it "
-        "to tell noise from rounding in a badly conditioned problem",
-        {"train_residual": evidence.train_residuals.root_relative},
+    sentence = (
+        f"{describe_error(evidence)}: not at the precision of the labels, but so near it that "
+        "rounding in a badly conditioned problem may be all it is"
     )
+    if max(train.root_relative, certify.root_relative) <= train.floor:
+        sentence = (
+            f"{describe_error(evidence)} on the whole, at the precision of the labels, but not in "
+            "every part: an output column, an example or a row is off by more than that"
+        )
+    return Outcome.FITTED, sentence, {"train_residual": train.root_relative}
 
 
 @check("others not explained")

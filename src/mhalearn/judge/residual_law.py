@@ -61,6 +61,8 @@ def describe_residual_law(fitted: FittedAttention, tangent: TangentSpace) -> Res
         return ResidualLaw(None, None, False)
     rows = left / np.sqrt(np.where(telling, 1 - taken, 1.0))[..., None]
     whitened = _whiten(rows[telling])
+    if whitened.shape[1] == 0:
+        return ResidualLaw(None, None, False)
     energy = np.zeros((n, k))
     energy[telling] = np.sum(whitened**2, axis=1) / whitened.shape[1] - 1
     return ResidualLaw(
@@ -78,8 +80,6 @@ def _whiten(rows: Float64) -> Float64:
 def _kurtosis(whitened: Float64) -> float | None:
     """Mardia's, over that of a Gaussian, where it is not that."""
     rows, e = whitened.shape
-    if e == 0:
-        return None
     expected = e * (e + 2)
     found = float(np.mean(np.sum(whitened**2, axis=1) ** 2))
     spread = np.sqrt(8 * expected / rows)

@@ -91,7 +91,7 @@ def no_time_for_tests(evidence: Evidence) -> Found | None:
 @check("departure", expensive=True)
 def departure(evidence: Evidence) -> Found | None:
     """An alternative to the layer explains most of what is left, and says what it may be."""
-    if classify_fit(evidence) not in (Fit.PARTIAL, Fit.NEAR) or evidence.train_residuals.exact:
+    if not _leaves_some(evidence):
         return None
     found = [one for one in evidence.departures if one.share >= _NAMED]
     if not found:
@@ -125,20 +125,29 @@ def residual_path(evidence: Evidence) -> Found | None:
 @check("residual dependence", expensive=True)
 def residual_dependence(evidence: Evidence) -> Found | None:
     """The residual depends on the inputs. Trust: see `residual_dependence_test`, `departures`."""
-    if classify_fit(evidence) not in (Fit.PARTIAL, Fit.NEAR) or evidence.train_residuals.exact:
+    if _fit_to_test(evidence) is Fit.EXACT:
+        excess = evidence.residual_dependence
+        sentence = (
+            f"{_more_than_rounding(evidence)}, and depends on the inputs ({excess:.0f} standard "
+            "deviations above noise)"
+        )
+        found = Outcome.FITTED, sentence, {"deviations": excess}
+        return found if excess > _SIGNIFICANT else None
+    if not _leaves_some(evidence):
         return None
-    excess, found = evidence.residual_dependence, evidence.departures
-    if excess <= _SIGNIFICANT and not found:
+    excess, departures = evidence.residual_dependence, evidence.departures
+    if excess <= _SIGNIFICANT and not departures:
         return None
-    by = f"{excess:.0f} standard deviations above noise"
-    if found:
-        by = f"{found[0].share:.0%} of it goes with {_FEATURES[found[0].alternative.name]}"
+    by, share = f"{excess:.0f} standard deviations above noise", 0.0
+    if departures:
+        share = departures[0].share
+        by = f"{share:.0%} of it goes with {_FEATURES[departures[0].alternative.name]}"
     return (
         structured_outcome(evidence),
         f"{describe_error(evidence)}, which depends on the inputs ({by}) and not like one more "
         "head: more heads than that, a layer that the search did not find, or labels that no "
         "attention layer makes",
-        {"deviations": excess, "share": found[0].share if found else 0.0},
+        {"deviations": excess, "share": share},
     )
 
 
@@ -212,7 +221,7 @@ def rounding(evidence: Evidence) -> Found | None:
         return None
     noise_level = evidence.train_noise
     train = evidence.train_residuals
-    if not labels.is_coarse or labels.name != "float64" or noise_level is None:
+    if not labels.is_coarse or labels.name != "float64" or not (noise_level and train.rounding):
         return None
     share = noise_level / train.noise_level * train.root_relative / train.rounding
     if share > _MORE:
@@ -227,9 +236,10 @@ def rounding(evidence: Evidence) -> Found | None:
 @check("noise", expensive=True, error_bars=True)
 def noise(evidence: Evidence) -> Found | None:
     """Nothing else was found in what is left, and it is as even as noise."""
-    certify, law = evidence.certify_residuals, evidence.residual_law
+    certify = evidence.certify_residuals
     if classify_fit(evidence) is not Fit.PARTIAL or certify is None:
         return None
+    law = evidence.residual_law
     if (law is not None and not law.is_noise) or _is_deterministic(evidence):
         return None
     sentence = f"{describe_error(evidence)}; the rest looks like noise"
@@ -239,9 +249,10 @@ def noise(evidence: Evidence) -> Found | None:
 @check("not explained", expensive=True)
 def not_explained(evidence: Evidence) -> Found | None:
     """Something is left that no test explains, and that is not like noise of one size."""
-    certify, law = evidence.certify_residuals, evidence.residual_law
+    certify = evidence.certify_residuals
     if classify_fit(evidence) is not Fit.PARTIAL or certify is None:
         return None
+    law = evidence.residual_law
     error = certify.root_relative**2
     low = error <= _LOW_UNEXPLAINED
     if _is_deterministic(evidence):
@@ -291,6 +302,12 @@ def _fit_to_test(evidence: Evidence) -> Fit | None:
     train = evidence.train_residuals
     more = train.root_relative > _MORE * train.rounding
     return Fit.EXACT if more and _is_coarse_exact(evidence) else None
+
+
+def _leaves_some(evidence: Evidence) -> bool:
+    """Whether something is left that may be looked at, though not most of the labels."""
+    partial = classify_fit(evidence) in (Fit.PARTIAL, Fit.NEAR)
+    return partial and not evidence.train_residuals.exact
 
 
 def _is_coarse_exact(evidence: Evidence) -> bool:
