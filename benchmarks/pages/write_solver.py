@@ -94,7 +94,7 @@ noise estimated over the noise there was.
 SAFE = """
 ## Never fooled
 
-Fits of at most 20 seconds on data made to mislead (`traps.py`), judged by code of its own
+Fits of at most 20 seconds on data made to mislead (`traps/`), judged by code of its own
 (`trap_judge.py`). RECOVERED is false unless the layer is the true one to what the labels' rounding
 allows; many traps are drawn so faint, or in float16, that now and then a layer does meet the labels
 to their last place, and then it is true. Where a family of layers fits (due), NOT_IDENTIFIED or
