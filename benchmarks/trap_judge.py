@@ -191,7 +191,8 @@ def family_due(truth: Heads | None, trap: Trap) -> int | None:
 def false_words(trap: Trap, outcome: str, reason: str, certificate: Any) -> list[str]:
     """What asserts of noise, or of a lack of examples, something that is not so."""
     found = []
-    if trap.cell is not None and outcome == "NOT_IDENTIFIED":
+    rounded_only = trap.cell is not None and not trap.cell["precision"].startswith("computed")
+    if rounded_only and outcome == "NOT_IDENTIFIED":
         found.append("not identified")
     if trap.noisy:
         return found

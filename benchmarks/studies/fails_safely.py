@@ -48,6 +48,7 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
@@ -135,15 +136,16 @@ def expected_seconds(name: str) -> float:
 def run_workers(workers: int, out: Path, arguments: list[str]) -> list[Path]:
     """One process a slice, each on a core and with a file of its own; an interrupted run goes on
     from what those files hold."""
-    cores = sorted(os.sched_getaffinity(0))
+    cores = os.sched_getaffinity(0)
     parts = [out.with_name(f"{out.stem}.{i}of{workers}.json") for i in range(workers)]
     running = []
-    for i, part in enumerate(parts):
-        command = [sys.executable, __file__, *arguments, "--slice", f"{i}/{workers}"]
-        command += ["--out", str(part)]
-        # Before anything is imported, so that thread pools see one core.
-        pinned = ["taskset", "-c", str(cores[i % len(cores)]), *command]
-        running.append(subprocess.Popen(pinned, stdout=subprocess.DEVNULL))
+    for part, core in zip(parts, cycle(sorted(cores)), strict=False):
+        command = [sys.executable, __file__, *arguments, "--out", str(part)]
+        command += ["--slice", f"{len(running)}/{workers}"]
+        os.sched_setaffinity(0, {core})  # inherited, so that thread pools see one core
+        quiet = {"stdout": subprocess.DEVNULL, "env": {"JAX_PLATFORMS": "cpu"} | os.environ}
+        running.append(subprocess.Popen(command, **quiet))
+    os.sched_setaffinity(0, cores)
     for process in running:
         process.wait()
     return [part for part in parts if part.exists()]
@@ -216,7 +218,9 @@ def say_plain(records: list[Record]) -> None:
         outcomes = Counter(r["outcome"] for r in mine)
         others = ", ".join(f"{name} {n}" for name, n in outcomes.items() if name != "RECOVERED")
         shown.add_row(*cell, f"{outcomes['RECOVERED']} of {len(mine)}", others)
-        if sum(is_well_told(r) for r in mine) < 0.95 * len(mine):
+        # Where boxes compute in half precision, what they leave may be more than a layer can.
+        barred = not cell[0].startswith("computed")
+        if barred and sum(is_well_told(r) for r in mine) < 0.95 * len(mine):
             low.append(", ".join(cell))
     if cells:
         console.print(shown)

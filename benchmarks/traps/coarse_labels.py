@@ -1,7 +1,11 @@
 """No layer, by a few units in the last place of coarse labels: where it is easiest to be fooled."""
 
+from dataclasses import replace
+
+import numpy as np
+
 from benchmarks.traps.bends import BENDS, Bend, tuned
-from benchmarks.traps.boxes import UNITS
+from benchmarks.traps.boxes import UNITS, Array
 from benchmarks.traps.draw import Draw, Make, N, Trap, from_box
 
 PRECISIONS = ("float32", "float16", "bfloat16")
@@ -17,6 +21,20 @@ def within_a_few_units(bend: Bend) -> Make:
     return trap
 
 
+def rows_of_all_sizes(d: Draw) -> Trap:
+    """One token of an example is huge, and the error of all others is small beside it."""
+    layer, x = d.layer(scale=2.0), d.inputs_of("gaussian", n=d.pick(N, 500))
+    size = d.size(1e1, 1e3)
+    slope = d.size(0.1, 10.0) * size * UNITS["float32"]
+
+    def grown(x: Array) -> Array:
+        return np.concatenate([size * x[:, :1], x[:, 1:]], axis=1)
+
+    box = BENDS["distance bias"](d, layer)(slope)
+    trap = from_box(d, box, grown(x), d.m, "float32", start=d.pick(None, layer))
+    return replace(trap, fresh=lambda n: grown(d.fresh()(n)))
+
+
 COARSE: dict[str, Make] = {
     f"coarse labels, {name}": within_a_few_units(bend) for name, bend in BENDS.items()
-}
+} | {"coarse labels, rows of all sizes": rows_of_all_sizes}
