@@ -130,7 +130,7 @@ def slice_of(every: list[Task], part: str) -> list[Task]:
 
 
 def expected_seconds(name: str) -> float:
-    return 30.0 if name in WIDE_TRAPS else 2.0 if name in PLAIN else 4.0
+    return 30.0 if name in WIDE_TRAPS else 1.0 if name in PLAIN else 4.0
 
 
 def run_workers(workers: int, out: Path, arguments: list[str]) -> list[Path]:
@@ -244,7 +244,7 @@ def say_noise(records: list[Record]) -> None:
 
 
 def main() -> None:
-    parser = study(__doc__, "fails_safely", "0:20", "newton")
+    parser = study(__doc__, "fails_safely", "0:21", "newton")
     parser.add_argument("--traps", type=names, default=list(TRAPS), help="names between commas")
     parser.add_argument("--workers", type=int, default=0, help="processes, each on a core")
     parser.add_argument("--slice", default="0/1", help="which of how many parts to run: 3/14")

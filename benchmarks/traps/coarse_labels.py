@@ -4,19 +4,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.traps.bends import BENDS, Bend, tuned
+from benchmarks.traps.bends import BENDS, tuned
 from benchmarks.traps.boxes import UNITS, Array
 from benchmarks.traps.draw import Draw, Make, N, Trap, from_box
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 
 
-def within_a_few_units(bend: Bend) -> Make:
+# To whoever does not know the function these are noise, unless tokens come again.
+PSEUDORANDOM = ("hashed sign", "fast waves")
+
+
+def within_a_few_units(name: str) -> Make:
     def trap(d: Draw) -> Trap:
         precision = d.pick(*PRECISIONS)
         layer, x = d.layer(scale=2.0), d.inputs(n=d.pick(N, N, 500, 1500))
-        box = tuned(bend(d, layer), x, d.size(0.5, 30.0) * UNITS[precision])
-        return from_box(d, box, x, d.m, precision)
+        box = tuned(BENDS[name](d, layer), x, d.size(0.5, 30.0) * UNITS[precision])
+        tokens = x.reshape(-1, d.d)
+        distinct = len(np.unique(tokens, axis=0)) == len(tokens)
+        noisy = distinct and name in PSEUDORANDOM
+        return from_box(d, box, x, d.m, precision, noisy=noisy)
 
     return trap
 
@@ -35,6 +42,6 @@ def rows_of_all_sizes(d: Draw) -> Trap:
     return replace(trap, fresh=lambda n: grown(d.fresh()(n)))
 
 
-COARSE: dict[str, Make] = {
-    f"coarse labels, {name}": within_a_few_units(bend) for name, bend in BENDS.items()
-} | {"coarse labels, rows of all sizes": rows_of_all_sizes}
+COARSE: dict[str, Make] = {f"coarse labels, {name}": within_a_few_units(name) for name in BENDS} | {
+    "coarse labels, rows of all sizes": rows_of_all_sizes
+}

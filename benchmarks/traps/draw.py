@@ -33,7 +33,7 @@ class Trap:
     start: Layer | None = None  # a checkpoint to resume from
     unit: float = 0.0  # the last place of labels rounded more coarsely than their type
     made: Array | None = None  # labels before they were rounded, where no layer makes them
-    noisy: bool = False  # random noise was added: only then may noise be said
+    noisy: bool = False  # noise was added, or what is none but to its maker: it may be said
     box: Box | None = None  # makes unrounded labels of any inputs
     fresh: Callable[[int], Array] | None = None  # so many inputs of the same law
     cell: dict[str, str] | None = None  # of a plain layer: its place in the table of those

@@ -10,7 +10,7 @@ from benchmarks.traps.boxes import UNITS, forward, rms, stored
 from benchmarks.traps.draw import Draw, Layer, Make, Trap, from_box, plain
 
 # The smallest layers of rank two that are learned by their factors.
-WIDE = (2, 128, 4, 160)
+WIDE = (2, 128, 4, 240)
 RANK = 2
 
 
