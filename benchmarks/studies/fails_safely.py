@@ -130,7 +130,7 @@ def slice_of(every: list[Task], part: str) -> list[Task]:
 
 
 def expected_seconds(name: str) -> float:
-    return 30.0 if name in WIDE_TRAPS else 1.0 if name in PLAIN else 4.0
+    return 40.0 if name in WIDE_TRAPS else 1.0 if name in PLAIN else 4.0
 
 
 def run_workers(workers: int, out: Path, arguments: list[str]) -> list[Path]:

@@ -15,15 +15,19 @@ PRECISIONS = ("float32", "float16", "bfloat16")
 PSEUDORANDOM = ("hashed sign", "fast waves")
 
 
-def within_a_few_units(name: str) -> Make:
+def within_a_few_units(name: str, rank: int | None = None) -> Make:
+    """rank: of all heads, where they are narrow and their rank is told."""
+
     def trap(d: Draw) -> Trap:
         precision = d.pick(*PRECISIONS)
-        layer, x = d.layer(scale=2.0), d.inputs(n=d.pick(N, N, 500, 1500))
+        layer, x = d.layer(scale=2.0, rank=rank), d.inputs(n=d.pick(N, N, 500, 1500))
         box = tuned(BENDS[name](d, layer), x, d.size(0.5, 30.0) * UNITS[precision])
         tokens = x.reshape(-1, d.d)
         distinct = len(np.unique(tokens, axis=0)) == len(tokens)
         noisy = distinct and name in PSEUDORANDOM
-        return from_box(d, box, x, d.m, precision, noisy=noisy)
+        settings = {} if rank is None else {"head_dim": rank}
+        found = from_box(d, box, x, d.m, precision, noisy=noisy, settings=settings)
+        return replace(found, y=found.y.astype(d.pick(found.y.dtype, "float64")))
 
     return trap
 
@@ -42,6 +46,7 @@ def rows_of_all_sizes(d: Draw) -> Trap:
     return replace(trap, fresh=lambda n: grown(d.fresh()(n)))
 
 
-COARSE: dict[str, Make] = {f"coarse labels, {name}": within_a_few_units(name) for name in BENDS} | {
-    "coarse labels, rows of all sizes": rows_of_all_sizes
-}
+COARSE: dict[str, Make] = {f"coarse labels, {name}": within_a_few_units(name) for name in BENDS}
+COARSE["coarse labels, rows of all sizes"] = rows_of_all_sizes
+for _name in ("soft cap", "distance bias", "rotation", "one more head"):
+    COARSE[f"narrow heads, coarse labels, {_name}"] = within_a_few_units(_name, rank=2)

@@ -43,7 +43,8 @@ def wide(change: Callable[[Draw, Trap], Trap] = lambda d, trap: trap) -> Make:
         start = truth.replace(w=truth.w * (1 + 1e-3 * d.normal(d.m, 1, 1)))
         precision = d.pick("float64", "float32")
         y = stored(precision, forward(truth, x))
-        found = Trap(x, y, truth, d.m, {"head_dim": RANK}, start=start, unit=UNITS[precision])
+        settings = {"head_dim": RANK, "max_seconds": 40.0}  # compilation alone takes ten
+        found = Trap(x, y, truth, d.m, settings, start=start, unit=UNITS[precision])
         return change(d, found)
 
     return trap
