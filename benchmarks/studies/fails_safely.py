@@ -86,20 +86,18 @@ def fit(name: str, method: str, seed: int) -> Record:
                 raise  # the data are valid: this is a crash
             return found | {"outcome": "REFUSED", "reason": str(refusal), "false": False}
     found |= {"seconds": time.perf_counter() - began, "heads_found": learner.n_heads_}
-    return found | judge(trap, learner) | certify_again(trap, learner)
+    found |= judge(trap, learner)
+    return found if trap.again is None else found | certify_again(trap, learner, found["false"])
 
 
-def certify_again(trap: Trap, learner: mha.AttentionRegressor) -> Record:
+def certify_again(trap: Trap, learner: mha.AttentionRegressor, false: bool) -> Record:
     """Certify on examples that hold nothing new, which may be refused."""
-    if trap.again is None:
-        return {}
     try:
         recovered = mha.certify(learner.layer_, *trap.again).recovered
     except ValueError as refusal:
         return {"again": str(refusal)}
-    if not recovered:
-        return {"again": "not recovered"}
-    return {"again": "recovered", "false": judge_again(trap, learner.layer_, recovered)}
+    said = "recovered" if recovered else "not recovered"
+    return {"again": said, "false": false or judge_again(trap, learner.layer_, recovered)}
 
 
 # Which process runs what
