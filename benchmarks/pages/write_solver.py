@@ -94,14 +94,23 @@ noise estimated over the noise there was.
 SAFE = """
 ## Never fooled
 
-Fits of at most 20 seconds on data made to mislead (`traps.py`), judged by code of its own
+Fits of at most 20 seconds on data made to mislead (`traps/`), judged by code of its own
 (`trap_judge.py`). RECOVERED is false unless the layer is the true one to what the labels' rounding
 allows; many traps are drawn so faint, or in float16, that now and then a layer does meet the labels
-to their last place, and then it is true. Where a family of layers fits (due), NOT_IDENTIFIED or
+to their last place, and then it is true. A reason is false where it asserts noise, or gives
+intervals for it, and the labels hold none. Where a family of layers fits (due), NOT_IDENTIFIED or
 TOO_FEW_EXAMPLES is to be said; where it is not, the fit ended above rounding. Dimensions are
 compared wherever one was stated and the judge could tell. REFUSED: units beyond double precision.
 
-| trap | fits | outcomes | false RECOVERED | family said / due | stated dimension right |
+| trap | fits | outcomes | false RECOVERED | false reasons | family said / due | dimension right |
+|---|---|---|---|---|---|---|
+"""
+
+PLAIN = """
+Whoever never says RECOVERED is not fooled either: plain layers with ample examples, by the
+precision of their labels, and by boxes that compute in that precision.
+
+| labels | heads | inputs | size | fits | outcomes |
 |---|---|---|---|---|---|
 """
 
@@ -190,14 +199,27 @@ def safe_rows(rows: list[dict]) -> str:
         stated = [row for row in mine if row.get("of_layer") is not None]
         right = sum(row["of_layer"] == row["stated"] for row in stated)
         text += f"| {trap} | {len(mine)} | {', '.join(f'{n} {name}' for name, n in ends)} | "
-        text += f"{sum(bool(row.get('false')) for row in mine)} | {said} / {len(due)} | "
-        text += f"{right} / {len(stated)} |\n"
+        false, words = (count(mine, name) for name in ("false", "false_words"))
+        text += f"{false} | {words} | {said} / {len(due)} | {right} / {len(stated)} |\n"
     return text
+
+
+def plain_rows(rows: list[dict]) -> str:
+    text, names = "", ("precision", "heads", "inputs", "size")
+    for cell, mine in grouped([row | row["cell"] for row in rows], *names).items():
+        ends = Counter(row["outcome"] for row in mine).most_common()
+        text += f"| {' | '.join(cell)} | {len(mine)} | "
+        text += f"{', '.join(f'{n} {name}' for name, n in ends)} |\n"
+    return text
+
+
+def count(rows: list[dict], name: str) -> int:
+    return sum(bool(row.get(name)) for row in rows)
 
 
 def main() -> None:
     traps = read_runs("fails_safely")
-    false, crashed = (sum(bool(row.get(name)) for row in traps) for name in ("false", "crashed"))
+    false, words, crashed = (count(traps, name) for name in ("false", "false_words", "crashed"))
     OUT.write_text(
         INTRO
         + frontier_rows(read_runs("frontier"))
@@ -209,8 +231,11 @@ def main() -> None:
         + NOISE
         + noise_rows(read_runs("noise"))
         + SAFE
-        + safe_rows(traps)
-        + f"\nIn all {len(traps)} fits, {false} false RECOVERED, {crashed} crashes.\n"
+        + safe_rows([row for row in traps if "cell" not in row])
+        + PLAIN
+        + plain_rows([row for row in traps if "cell" in row])
+        + f"\nIn all {len(traps)} fits, {false} false RECOVERED, {words} false reasons, "
+        + f"{crashed} crashes.\n"
     )
 
 
