@@ -442,6 +442,20 @@ def test_certify_refuses_the_examples_learned_from(mhalearn, learned, data):
     )
 
 
+def test_certify_on_what_was_learned_from_in_another_order_is_exit_code_3(
+    mhalearn, learned, data, tmp_path
+):
+    x, y, _ = mha.load_examples(data / "examples.safetensors").arrays()
+    mha.Examples(-x[:, ::-1], -y[:, ::-1]).save(tmp_path / "copies.safetensors")
+    code, out, err = mhalearn(
+        "certify", learned / "layer.safetensors", tmp_path / "copies.safetensors"
+    )
+    assert (code, err) == (3, "")
+    first = out.splitlines()[0]
+    assert first.startswith("NOT RECOVERED")
+    assert "learned from" in first
+
+
 def test_certify_says_that_a_layer_made_the_labels_itself(mhalearn, data, learned):
     examples = data / "examples.safetensors"
     code, out, _ = mhalearn("certify", data / "layer.safetensors", examples)

@@ -262,7 +262,7 @@ def test_a_fit_reads_drawn_examples_a_few_times_and_holds_few(small_working_set,
     blocks, box.calls = 25, 0
     model = mha.AttentionRegressor(2, method).fit(many)
     assert model.outcome_ is Outcome.RECOVERED
-    assert len(model.layer_.seen) == 100_000
+    assert len(model.layer_.seen) == 3 * 100_000
     # To survey and draw the working set, to learn if the learner streams, to check all examples.
     assert box.calls == passes * blocks
     assert box.most <= 3

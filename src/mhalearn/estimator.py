@@ -139,9 +139,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             check_supported(self._learner, self._architecture)
             examples, working_set, survey = self._gather(examples)
             check_sizes(survey)
-            self._seen = survey.hashes
+            self._seen = survey.remembered
             if self.checkpoint is not None:
-                self._run.follow(self._open_checkpoint(examples))
+                self._run.follow(self._open_checkpoint(examples, survey))
             try:
                 with one_lapack_thread():
                     solution = self._solve(examples, working_set, survey, self._run)
@@ -276,7 +276,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _options(self) -> Any:
         return find_options(self._learner, self.options)
 
-    def _open_checkpoint(self, examples: Examples) -> Checkpoint:
+    def _open_checkpoint(self, examples: Examples, survey: Survey) -> Checkpoint:
         """The checkpoint, of this run and no other."""
         assert self.checkpoint is not None
         run = {
@@ -286,7 +286,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             **self._architecture.describe(),
             "polish": bool(self.polish),
             "random_state": int(self.random_state),
-            "examples": blake2b(self._seen.tobytes(), digest_size=16).hexdigest(),
+            "examples": blake2b(survey.hashes.tobytes(), digest_size=16).hexdigest(),
         }
         kind = None if self.attention is None else self._architecture.parametrisation()
         checkpoint = Checkpoint.open(
