@@ -44,7 +44,7 @@ from mhalearn.learners.settings import (
     check_supported,
 )
 from mhalearn.report.terminal import Progress
-from mhalearn.run.checkpoint import Checkpoint
+from mhalearn.run.checkpoint import Checkpoint, hold_checkpoint
 from mhalearn.run.events import Event
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
@@ -73,8 +73,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     random_state: seed of all randomness. max_seconds: when to stop with the best layer so far.
     checkpoint: a .safetensors file for the state of the run, written every few seconds; it is a
         layer file too, of the best layer so far. resume: go on from it, if it is there, to the
-        same result; without, a file that is there is refused. It holds states and no events: the
-        trace and the report of a resumed run tell what came after.
+        same result; without, a file that is there is refused, and so is one that another run is
+        using. It holds states and no events: the trace and the report of a resumed run tell what
+        came after.
     progress: True draws a live line on a terminal. on_event: called with every Event.
 
     After `fit`: layer_, outcome_, certificate_ (None if no example could be spared), trace_,
@@ -126,7 +127,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         examples = as_examples(X, Y, lengths)
         check_settings(self, examples)
-        with Progress(enabled=bool(self.progress) and is_first()) as progress:
+        with (
+            Progress(enabled=bool(self.progress) and is_first()) as progress,
+            hold_checkpoint(self.checkpoint),
+        ):
             seed = int(self.random_state)
             self._run = Run(self.max_seconds, self._listener(progress), seed=seed)
             self._architecture = examples.architecture(

@@ -102,12 +102,36 @@ def write_npz(path: AnyPath, arrays: Tensors) -> None:
 
 
 def remove_leftovers(path: AnyPath) -> None:
-    """Remove what writes of this file left beside it when their process was killed."""
+    """Remove what writes of this file left beside it when their process was killed.
+
+    What another process is writing now stays. So call it before this process writes the file.
+    """
     target = _target(path)
+    pattern = re.compile(rf"\.{_mark(target)}-([0-9]{{1,18}})-[0-9a-f]{{16}}\.tmp")
     with suppress(OSError):
         for name in os.listdir(target.parent):
-            if re.fullmatch(rf"\.{_mark(target)}-[0-9a-f]{{16}}\.tmp", name):
+            match = pattern.fullmatch(name)
+            if match and (int(match[1]) == os.getpid() or not is_alive(int(match[1]))):
                 (target.parent / name).unlink(missing_ok=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number here; yes, where the system cannot be asked."""
+    if os.name != "posix":
+        return True  # there, asking by a signal would end it
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
+def beside(path: AnyPath, ending: str) -> Path:
+    """A hidden file beside the one a path names, links followed; always the same one."""
+    target = _target(path)
+    return target.parent / f".{_mark(target)}{ending}"
 
 
 def check_writable(path: AnyPath) -> None:
@@ -165,7 +189,7 @@ def _target(path: AnyPath) -> Path:
 @contextmanager
 def _temporary(path: AnyPath, target: Path) -> Iterator[BinaryIO]:
     """An empty file beside the target, gone afterwards unless it was renamed."""
-    temporary = target.parent / f".{_mark(target)}-{secrets.token_hex(8)}.tmp"
+    temporary = beside(target, f"-{os.getpid()}-{secrets.token_hex(8)}.tmp")
     try:
         file = open(temporary, "xb")  # noqa: SIM115
     except FileNotFoundError:
