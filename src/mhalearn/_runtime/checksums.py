@@ -48,7 +48,7 @@ def split_checksums(
 
 
 def digest_array(parts: Iterable[NDArray[Any]]) -> str:
-    """Of the bytes of an array whose rows come part by part. Cost: a second a gigabyte."""
+    """Of the bytes of an array whose rows come part by part. Cost: some two seconds a gigabyte."""
     digest = blake2b(digest_size=8)
     for part in parts:
         digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)

@@ -173,13 +173,16 @@ def _is_unicode(text: str) -> bool:
 
 def _write(path: AnyPath, parts: Iterable[bytes | memoryview]) -> None:
     target = _target(path)
-    with _temporary(path, target) as file:
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
-        os.replace(file.name, target)
+    try:
+        with _temporary(path, target) as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            os.replace(file.name, target)
+    except OSError as error:  # in the caller's words, not of a temporary file
+        raise OSError(error.errno, _reason(error), show(path)) from None
     _sync_folder(target.parent)
 
 

@@ -218,8 +218,6 @@ class Checkpoint:
         tensors[_DIGEST] = _digest(tensors, metadata)
         try:
             storage.write_tensors(path, tensors, metadata)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, storage.show(path)) from None
         except ValueError as error:  # the folder was there when the run began
             raise OSError(str(error)) from None
         self._changed = False
