@@ -449,7 +449,7 @@ def test_the_verdict_is_told_where_its_files_cannot_be_written(
     assert out.startswith("RECOVERED")
     assert out.count("could not be written") == len(lost)
     assert err.count("\n") == 1
-    assert f"{paths[lost[0]]}: No space left on device; free some space" in err
+    assert err.startswith(f"mhalearn learn: {paths[lost[0]]}: No space left on device; free some")
     assert {path for path in paths.values() if path.exists()} == {
         path for name, path in paths.items() if name not in lost
     }
