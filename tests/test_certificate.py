@@ -14,12 +14,14 @@ import pytest
 from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.data.label_precision import label_precision
+from mhalearn.estimator import AttentionRegressor
 from mhalearn.judge import jacobian_spectrum as spectrum
 from mhalearn.judge.certificate import RESOLVED, THRESHOLD, certify
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.residuals import measure_residuals
 from mhalearn.layer.layer import AttentionLayer, load_layer
 from mhalearn.layer.random_layers import random_layer
+from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.polish import polish_on
 
@@ -184,6 +186,106 @@ def test_a_minority_of_seen_examples_is_left_out_and_counted(learned):
     assert mixed.tail_bound == fresh.tail_bound
     assert mixed.recovered
     assert fresh.recovered
+
+
+# The same examples in other guises
+
+
+RNG = np.random.default_rng(5)
+GUISES = {
+    "another order": lambda x, y: (x[:, ::-1], y[:, ::-1]),
+    "signs turned": lambda x, y: (-x, -y),
+    "last digits": lambda x, y: (x * (1 + 1e-14 * RNG.standard_normal(x.shape)), y),
+    "every order": lambda x, y: tuple(
+        np.concatenate([part[:, order] for order in itertools.permutations(range(4))])
+        for part in (x, y)
+    ),
+    "single precision": lambda x, y: (x.astype(np.float32), y.astype(np.float32)),
+}
+
+
+@pytest.fixture(scope="module")
+def square():
+    """As many equations as unknowns, so that labels which no layer made are met exactly."""
+    truth = random_layer(2, 4, seed=3)
+    x = sample_inputs("gaussian", 4, 4, 4, seed=1)
+    y = truth(x) * (1 + 0.01 * np.random.default_rng(0).standard_normal((4, 4, 4)))
+    examples = Examples(x, y)
+    fitted = polish_on(examples, truth, examples.architecture(2), Run()).layer
+    assert measure_residuals(fitted, examples).exact
+    fresh = sample_inputs("gaussian", 50, 4, 4, seed=9)
+    assert rms(fitted(fresh) - truth(fresh)) > 0.1 * rms(truth(fresh))
+    return fitted.replace(seen=examples.survey().remembered), x, y
+
+
+@pytest.mark.parametrize("guise", GUISES.values(), ids=GUISES)
+def test_what_was_learned_from_is_known_again_in_other_guises(square, guise):
+    layer, x, y = square
+    certificate = certify(layer, *guise(x, y))
+    assert not certificate.recovered
+    assert "learned from" in certificate.reason
+    assert certificate.tail_bound == 1
+    assert (certificate.n_examples, certificate.n_groups) == (0, 0)
+    assert certificate.n_seen >= 4
+    # A minority of them is left out, and the rest decides.
+    fresh = sample_inputs("gaussian", 200, 4, 4, seed=9)
+    copies = guise(x, y)
+    mixed = certify(
+        layer,
+        np.concatenate([fresh, copies[0]]),
+        np.concatenate([layer(fresh), copies[1].astype(np.float64)]),
+    )
+    assert mixed.n_examples == 200
+    assert mixed.recovered
+
+
+@pytest.mark.parametrize("guise", GUISES.values(), ids=GUISES)
+def test_examples_that_repeat_each_other_count_once_and_a_square_system_proves_nothing(
+    square, guise
+):
+    layer, x, y = square
+    certificate = certify(layer.replace(seen=None), *guise(x, y))
+    assert not certificate.recovered
+    assert "1.00 times as many independent equations" in certificate.reason
+    assert certificate.n_groups == 4
+    assert certificate.tail_bound == certify(layer.replace(seen=None), x, y).tail_bound
+
+
+def test_equations_of_the_examples_learned_from_count_too():
+    few = certify(TRUTH, X[:3], Y[:3])
+    assert not few.recovered
+    known = certify(TRUTH, X[:3], Y[:3], learned_from=Examples(X[10:], Y[10:]))
+    assert known.recovered
+    unknown = certify(TRUTH, X[:3], Y[:3], learned_from=Examples(X[10:14], Y[10:14]))
+    assert not unknown.recovered
+
+
+def test_copies_add_nothing_to_the_statement_and_a_wrong_one_that_is_common_stays_so():
+    copied = certify(TRUTH, np.repeat(X, 5, axis=0), np.repeat(Y, 5, axis=0))
+    assert (copied.n_examples, copied.n_groups) == (300, 60)
+    assert copied.tail_bound == certify(TRUTH, X, Y).tail_bound
+    assert "of which 60 ask something new" in copied.statement
+    # Half of what is drawn is one input, which the layer is wrong about.
+    x, y = np.concatenate([X, X[:1].repeat(60, 0)]), np.concatenate([Y, Y[:1].repeat(60, 0) + 1])
+    assert certify(TRUTH, x, y).tail_bound > 0.5
+
+
+def test_tokens_symmetric_about_their_mean_are_not_enough():
+    x = np.concatenate([X[:, :2], -X[:, :2]], axis=1)
+    certificate = certify(TRUTH, x, TRUTH(x))
+    assert not certificate.recovered
+
+
+def test_a_layer_that_was_learned_remembers_its_examples_in_other_guises():
+    model = AttentionRegressor(2).fit(X, Y)
+    assert model.outcome_ is Outcome.RECOVERED
+    assert certify(model.layer_, -X[:, ::-1], -Y[:, ::-1]).n_examples == 0
+
+
+@pytest.mark.parametrize("name", ["n_examples", "head_dim"])
+def test_metadata_of_thousands_of_digits_are_ignored(name):
+    layer = TRUTH.replace(metadata={name: "9" * 5000})
+    assert certify(layer, X, Y).recovered
 
 
 # The precision of labels

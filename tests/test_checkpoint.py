@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +17,7 @@ import pytest
 
 import mhalearn as mha
 from mhalearn import cli
-from mhalearn._runtime import storage
+from mhalearn._runtime import locks, storage
 from mhalearn.data import Examples
 from mhalearn.data import examples as examples_module
 from mhalearn.estimator import AttentionRegressor
@@ -344,12 +346,97 @@ def test_a_checkpoint_that_is_there_is_not_overwritten(tmp_path):
 
 def test_leftovers_of_killed_writes_are_removed(tmp_path):
     path = tmp_path / "run.safetensors"
-    storage.check_writable(path)
-    mark = storage._mark(path)
-    (tmp_path / f".{mark}-0123456789abcdef.tmp").write_bytes(b"half")
-    (tmp_path / ".other-0123456789abcdef.tmp").write_bytes(b"of another file")
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for pid in (dead.pid, os.getpid()):  # a number may come again
+        storage.beside(path, f"-{pid}-0123456789abcdef.tmp").write_bytes(b"half")
+    kept = {f".other-{dead.pid}-0123456789abcdef.tmp", "run.safetensors"}
+    (tmp_path / f".other-{dead.pid}-0123456789abcdef.tmp").write_bytes(b"of another file")
+    living = storage.beside(path, f"-{os.getppid()}-0123456789abcdef.tmp")
+    living.write_bytes(b"being written")
     AttentionRegressor(2, checkpoint=path, resume=True).fit(X, Y)
-    assert sorted(os.listdir(tmp_path)) == [".other-0123456789abcdef.tmp", "run.safetensors"]
+    assert set(os.listdir(tmp_path)) == kept | {living.name}
+
+
+HOLDER = """
+import sys, time
+from mhalearn._runtime.locks import locked
+with locked(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that uses a checkpoint."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "run.safetensors")]
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
+
+
+def test_a_checkpoint_that_another_run_uses_is_refused_by_its_process_id(holder, tmp_path, capsys):
+    path, data = tmp_path / "run.safetensors", tmp_path / "data.safetensors"
+    Examples(X, Y).save(data)
+    (tmp_path / "link.safetensors").symlink_to(path)
+    for name in (path, tmp_path / "link.safetensors"):
+        arguments = ("learn", data, "--heads", "2", "--checkpoint", name, "--resume")
+        code, out, err = cli_in_process(capsys, *arguments)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"{name}: process {holder.pid} on " in err
+    assert not path.exists()
+    AttentionRegressor(2, checkpoint=tmp_path / "other.safetensors").fit(X, Y)
+
+
+@pytest.mark.parametrize("by_system", [True, False])
+def test_a_killed_run_holds_nothing(holder, tmp_path, monkeypatch, by_system):
+    path = tmp_path / "run.safetensors"
+    if not by_system:
+        monkeypatch.setattr(locks, "fcntl", None)
+        with pytest.raises(ValueError, match=rf"process {holder.pid} .* remove .*\.lock"):
+            AttentionRegressor(2, checkpoint=path).fit(X, Y)
+    holder.kill()
+    holder.wait()
+    assert storage.beside(path, ".lock").exists()
+    AttentionRegressor(2, checkpoint=path).fit(X, Y)
+    assert os.listdir(tmp_path) == ["run.safetensors"]
+
+
+def test_runs_of_one_process_are_kept_apart_and_errors_let_go(tmp_path):
+    path = tmp_path / "run.safetensors"
+
+    def begin_another(event):
+        with pytest.raises(ValueError, match=f"process {os.getpid()} on "):
+            AttentionRegressor(2, checkpoint=path, resume=True).fit(X, Y)
+        raise Killed
+
+    for _ in range(2):
+        with pytest.raises(Killed):
+            AttentionRegressor(2, checkpoint=path, resume=True, on_event=begin_another).fit(X, Y)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_lock_goes_from_one_to_the_next_and_never_to_two(tmp_path):
+    """Threads that take and release it as fast as they can; counted by the one who holds it."""
+    path, holders, held = tmp_path / "run.safetensors", [], []
+
+    def take_often():
+        for _ in range(200):
+            with suppress(ValueError), locks.locked(path):
+                holders.append(1)
+                held.append(len(holders))
+                holders.pop()
+
+    threads = [threading.Thread(target=take_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(held) == {1}
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_out_of_time_goes_on_with_more(tmp_path, monkeypatch):

@@ -413,12 +413,50 @@ def test_outputs_are_checked_before_any_work(mhalearn, data, tmp_path, monkeypat
     assert examples.read_bytes() == (data / "examples.safetensors").read_bytes()
 
 
-def test_a_full_disk_is_exit_code_4(mhalearn, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "examples.safetensors")
+class FullDisk:
+    """A disk that is full for files of some name."""
 
-    monkeypatch.setattr(storage, "write_tensors", full)
-    assert_one_line(*mhalearn("generate", *SMALL, "--out", tmp_path), expected=4)
+    def __init__(self, monkeypatch, *names):
+        self.names, self.replace = names, os.replace
+        monkeypatch.setattr(os, "replace", self)
+
+    def __call__(self, source, target):
+        if Path(target).name in self.names:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source)
+        self.replace(source, target)
+
+
+def test_a_full_disk_is_exit_code_4_and_leaves_no_empty_folder(mhalearn, tmp_path, monkeypatch):
+    FullDisk(monkeypatch, "examples.safetensors", "layer.safetensors")
+    out = tmp_path / "new" / "folder"
+    for name, command in (("examples", ("generate", *SMALL)), ("layer", ("hard", "parity"))):
+        code, printed, err = mhalearn(*command, "--out", out)
+        assert_one_line(code, printed, err, expected=4)
+        assert f"{out / name}.safetensors: No space left on device" in err
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("lost", [("layer",), ("report",), ("layer", "report")])
+def test_the_verdict_is_told_where_its_files_cannot_be_written(
+    mhalearn, data, tmp_path, monkeypatch, lost
+):
+    paths = {"layer": tmp_path / "o.safetensors", "report": tmp_path / "r.html"}
+    FullDisk(monkeypatch, *(paths[name].name for name in lost))
+    arguments = ("learn", data / "examples.safetensors", "--heads", "2")
+    arguments += ("--out", paths["layer"], "--report", paths["report"])
+    code, out, err = mhalearn(*arguments)
+    assert code == 4
+    assert out.startswith("RECOVERED")
+    assert out.count("could not be written") == len(lost)
+    assert err.count("\n") == 1
+    assert err.startswith(f"mhalearn learn: {paths[lost[0]]}: No space left on device; free some")
+    assert {path for path in paths.values() if path.exists()} == {
+        path for name, path in paths.items() if name not in lost
+    }
+    code, out, _ = mhalearn(*arguments, "--json")
+    told = json.loads(out)
+    assert (code, told["outcome"]) == (4, "RECOVERED")
+    assert {name for name in paths if told[name] is None} == set(lost)
 
 
 # certify, compare, check
@@ -440,6 +478,20 @@ def test_certify_refuses_the_examples_learned_from(mhalearn, learned, data):
     assert_one_line(
         *mhalearn("certify", learned / "layer.safetensors", data / "examples.safetensors")
     )
+
+
+def test_certify_on_what_was_learned_from_in_another_order_is_exit_code_3(
+    mhalearn, learned, data, tmp_path
+):
+    x, y, _ = mha.load_examples(data / "examples.safetensors").arrays()
+    mha.Examples(-x[:, ::-1], -y[:, ::-1]).save(tmp_path / "copies.safetensors")
+    code, out, err = mhalearn(
+        "certify", learned / "layer.safetensors", tmp_path / "copies.safetensors"
+    )
+    assert (code, err) == (3, "")
+    first = out.splitlines()[0]
+    assert first.startswith("NOT RECOVERED")
+    assert "learned from" in first
 
 
 def test_certify_says_that_a_layer_made_the_labels_itself(mhalearn, data, learned):

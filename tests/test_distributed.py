@@ -331,7 +331,7 @@ def test_two_processes_find_the_layer_and_the_first_one_writes(cache, tmp_path):
     shards = [{name for name in names if name in seen} for seen in run.notes]
     assert shards == [set(names[:3]), set(names[3:])]
     assert same(run.layer, LAYER)  # as one process does, to rounding
-    expected = mha.load_examples(tmp_path / "s").hashes()
+    expected = mha.load_examples(tmp_path / "s").survey().remembered
     np.testing.assert_array_equal(np.sort(run.layer.seen), np.sort(expected))
 
 

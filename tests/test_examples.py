@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import safetensors.numpy
+from damage import count_silent_changes
 
-from mhalearn.data import Examples, inputs, load_examples
+from mhalearn._runtime import storage
+from mhalearn.data import Examples, inputs, load_examples, shards
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.layer.random_layers import random_layer
 
@@ -274,12 +277,73 @@ def test_a_missing_shard_is_refused_at_once(folder):
 
 def test_bad_values_in_a_shard_are_bad_data(folder):
     path = folder / "shard-00001.safetensors"
-    data = path.read_bytes()
-    y = load_examples(folder).arrays()[1][8:16]
-    path.write_bytes(data.replace(y.tobytes(), np.full_like(y, np.nan).tobytes()))
+    tensors, metadata = storage.read_tensors(path, kind="examples", required=())
+    tensors["Y"] = np.full_like(tensors["Y"], np.nan)
+    storage.write_tensors(path, tensors, metadata)
     examples = load_examples(folder)
     with pytest.raises(ValueError, match=r"shard-00001\.safetensors: Y has 64 NaN"):
         examples.arrays()
+
+
+def same(found, expected):
+    return all(
+        one.dtype == other.dtype and one.tobytes() == other.tobytes()
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+def test_flipped_bytes_in_a_shard_are_told(folder):
+    expected = load_examples(folder).arrays()
+    for path in (folder / "shard-00001.safetensors", folder / "index.json"):
+        count = count_silent_changes(
+            path, lambda: load_examples(folder).arrays(), lambda found: same(found, expected)
+        )
+        assert count == 0, path
+
+
+def test_a_shard_larger_than_a_block_is_checked_as_a_whole(folder, monkeypatch):
+    monkeypatch.setattr(shards, "_BLOCK", 300)
+    monkeypatch.setattr(storage, "_PIECE", 200)
+    path = folder / "shard-00001.safetensors"
+    expected = load_examples(folder).arrays()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 64
+    path.write_bytes(data)
+    with pytest.raises(OSError, match=r"shard-00001\.safetensors is damaged: .* checksum"):
+        load_examples(folder).view([8]).arrays()
+    # Files that carry no checksum are read as they are.
+    bare = safetensors.numpy.load_file(path)
+    safetensors.numpy.save_file(bare, path, {"kind": "examples", "metadata": "{}"})
+    assert not same(load_examples(folder).arrays(), expected)
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.npz"])
+def test_flipped_bytes_in_a_file_are_told(tmp_path, name):
+    examples = some(9, lengths=True)
+    examples.metadata["about"] = "these"
+    path = tmp_path / name
+    examples.save(path)
+
+    def is_same(found):
+        return same(found.arrays(), examples.arrays()) and found.metadata == examples.metadata
+
+    assert count_silent_changes(path, lambda: load_examples(path), is_same) == 0
+
+
+def test_no_flipped_byte_of_an_array_header_in_an_npz_file_is_read_as_other_data(tmp_path):
+    """NumPy stops reading where the header says, which may be before the checksum."""
+    path = tmp_path / "x.npz"
+    examples = some(9)
+    examples.save(path)
+    whole = path.read_bytes()
+    header = whole.index(b"\x93NUMPY")
+    for place in range(header, header + 128):
+        for bit in range(8):
+            data = bytearray(whole)
+            data[place] ^= 1 << bit
+            path.write_bytes(data)
+            with pytest.raises(ValueError, match=r"x\.npz is not a readable"):
+                load_examples(path)
 
 
 def test_the_index_comes_last_and_a_failure_leaves_nothing(tmp_path):

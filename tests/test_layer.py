@@ -3,6 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import safetensors.numpy
+from damage import count_silent_changes
 
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.layer.layer import AttentionLayer, load_layer
@@ -214,6 +216,32 @@ def test_save_and_load_are_bit_exact(tmp_path, extras):
     first = path.read_bytes()
     loaded.save(path)
     assert path.read_bytes() == first
+
+
+def test_flipped_bytes_in_a_layer_file_are_told(tmp_path):
+    path = tmp_path / "layer.safetensors"
+    seen = np.arange(20, dtype=np.uint64)
+    layer = random_layer(2, 4, key_vector=True, seed=1).replace(seen=seen, metadata={"seed": "1"})
+    layer.save(path)
+
+    def is_same(found):
+        arrays = (*found.parameters().values(), found.seen)
+        expected = (*layer.parameters().values(), layer.seen)
+        return (
+            found.causal == layer.causal
+            and all(map(np.array_equal, arrays, expected))
+            and found.metadata.get("seed") == "1"
+        )
+
+    assert count_silent_changes(path, lambda: load_layer(path), is_same) == 0
+
+
+def test_a_layer_file_without_checksums_is_read(tmp_path):
+    path = tmp_path / "layer.safetensors"
+    layer = random_layer(2, 4, seed=1)
+    safetensors.numpy.save_file({"theta": layer.theta, "w": layer.w}, path, {"kind": "layer"})
+    np.testing.assert_array_equal(load_layer(path).theta, layer.theta)
+    assert load_layer(path).metadata == {}
 
 
 def test_factors_travel_with_the_layer_until_its_parameters_change(tmp_path):

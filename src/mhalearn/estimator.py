@@ -44,7 +44,7 @@ from mhalearn.learners.settings import (
     check_supported,
 )
 from mhalearn.report.terminal import Progress
-from mhalearn.run.checkpoint import Checkpoint
+from mhalearn.run.checkpoint import Checkpoint, hold_checkpoint
 from mhalearn.run.events import Event
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
@@ -73,8 +73,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     random_state: seed of all randomness. max_seconds: when to stop with the best layer so far.
     checkpoint: a .safetensors file for the state of the run, written every few seconds; it is a
         layer file too, of the best layer so far. resume: go on from it, if it is there, to the
-        same result; without, a file that is there is refused. It holds states and no events: the
-        trace and the report of a resumed run tell what came after.
+        same result; without, a file that is there is refused, and so is one that another run is
+        using. It holds states and no events: the trace and the report of a resumed run tell what
+        came after.
     progress: True draws a live line on a terminal. on_event: called with every Event.
 
     After `fit`: layer_, outcome_, certificate_ (None if no example could be spared), trace_,
@@ -126,7 +127,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         examples = as_examples(X, Y, lengths)
         check_settings(self, examples)
-        with Progress(enabled=bool(self.progress) and is_first()) as progress:
+        with (
+            Progress(enabled=bool(self.progress) and is_first()) as progress,
+            hold_checkpoint(self.checkpoint),
+        ):
             seed = int(self.random_state)
             self._run = Run(self.max_seconds, self._listener(progress), seed=seed)
             self._architecture = examples.architecture(
@@ -140,9 +144,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self._box = examples.box
             examples, working_set, survey = self._gather(examples)
             check_sizes(survey)
-            self._seen = survey.hashes
+            self._seen = survey.remembered
             if self.checkpoint is not None:
-                self._run.follow(self._open_checkpoint(examples))
+                self._run.follow(self._open_checkpoint(examples, survey))
             try:
                 with one_lapack_thread():
                     solution = self._solve(examples, working_set, survey, self._run)
@@ -283,7 +287,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _options(self) -> Any:
         return find_options(self._learner, self.options)
 
-    def _open_checkpoint(self, examples: Examples) -> Checkpoint:
+    def _open_checkpoint(self, examples: Examples, survey: Survey) -> Checkpoint:
         """The checkpoint, of this run and no other."""
         assert self.checkpoint is not None
         run = {
@@ -293,7 +297,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             **self._architecture.describe(),
             "polish": bool(self.polish),
             "random_state": int(self.random_state),
-            "examples": blake2b(self._seen.tobytes(), digest_size=16).hexdigest(),
+            "examples": blake2b(survey.hashes.tobytes(), digest_size=16).hexdigest(),
         }
         kind = None if self.attention is None else self._architecture.parametrisation()
         checkpoint = Checkpoint.open(

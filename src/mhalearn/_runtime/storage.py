@@ -7,6 +7,7 @@ read or written as asked is a `ValueError` of one line with the path, the proble
 
 import errno
 import json
+import math
 import os
 import re
 import secrets
@@ -17,6 +18,7 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
+from struct import Struct
 from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
@@ -24,6 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from mhalearn._runtime.checksums import (
+    CHECKSUMS,
+    digest_array,
+    make_checksums,
+    split_checksums,
+)
 from mhalearn._runtime.version import __version__
 
 AnyPath = str | os.PathLike[str]
@@ -46,6 +54,10 @@ _DTYPES = {
 }
 _NUMPY_DTYPES = {code: np.dtype(name) for name, code in _DTYPES.items()}
 _NUMPY_DTYPES["BF16"] = np.dtype(np.float32)
+# The record at the end of a zip archive: signature, disks, files here and in all, sizes.
+_END_OF_ZIP = Struct("<4s4H2LH")
+# Bytes of a tensor that are looked at at once.
+_PIECE = 2**24
 _FROM_OUTSIDE = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 
@@ -67,7 +79,7 @@ def write_tensors(path: AnyPath, tensors: Tensors, metadata: dict[str, str]) -> 
     """Write a safetensors file, atomically; equal contents give equal bytes.
 
     The header is laid out here because the safetensors library leaves its order to a hash map.
-    Cost: one pass over the tensors, no copy of those already contiguous.
+    Cost: two passes over the tensors, one for their checksums; no copy of those already contiguous.
     """
     metadata = {"mhalearn_version": __version__} | metadata
     if not all(
@@ -79,13 +91,16 @@ def write_tensors(path: AnyPath, tensors: Tensors, metadata: dict[str, str]) -> 
     arrays = {name: _storable(path, name, array) for name, array in tensors.items()}
     # Wide items first, so that every tensor is aligned to its own item size.
     names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+    layout = {name: (_DTYPES[array.dtype.name], array.shape) for name, array in arrays.items()}
+    digests = {name: digest_array([array]) for name, array in arrays.items()}
+    metadata = metadata | {CHECKSUMS: make_checksums(metadata, layout, digests)}
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
     end = 0
     for name in names:
         start, end = end, end + arrays[name].nbytes
         header[name] = {
-            "dtype": _DTYPES[arrays[name].dtype.name],
-            "shape": list(arrays[name].shape),
+            "dtype": layout[name][0],
+            "shape": list(layout[name][1]),
             "data_offsets": [start, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -102,12 +117,36 @@ def write_npz(path: AnyPath, arrays: Tensors) -> None:
 
 
 def remove_leftovers(path: AnyPath) -> None:
-    """Remove what writes of this file left beside it when their process was killed."""
+    """Remove what writes of this file left beside it when their process was killed.
+
+    What another process is writing now stays. So call it before this process writes the file.
+    """
     target = _target(path)
+    pattern = re.compile(rf"\.{_mark(target)}-([0-9]{{1,18}})-[0-9a-f]{{16}}\.tmp")
     with suppress(OSError):
         for name in os.listdir(target.parent):
-            if re.fullmatch(rf"\.{_mark(target)}-[0-9a-f]{{16}}\.tmp", name):
+            match = pattern.fullmatch(name)
+            if match and (int(match[1]) == os.getpid() or not is_alive(int(match[1]))):
                 (target.parent / name).unlink(missing_ok=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number here; yes, where the system cannot be asked."""
+    if os.name != "posix":
+        return True  # there, asking by a signal would end it
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
+def beside(path: AnyPath, ending: str) -> Path:
+    """A hidden file beside the one a path names, links followed; always the same one."""
+    target = _target(path)
+    return target.parent / f".{_mark(target)}{ending}"
 
 
 def check_writable(path: AnyPath) -> None:
@@ -134,13 +173,16 @@ def _is_unicode(text: str) -> bool:
 
 def _write(path: AnyPath, parts: Iterable[bytes | memoryview]) -> None:
     target = _target(path)
-    with _temporary(path, target) as file:
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
-        os.replace(file.name, target)
+    try:
+        with _temporary(path, target) as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            os.replace(file.name, target)
+    except OSError as error:  # in the caller's words, not of a temporary file
+        raise OSError(error.errno, _reason(error), show(path)) from None
     _sync_folder(target.parent)
 
 
@@ -165,7 +207,7 @@ def _target(path: AnyPath) -> Path:
 @contextmanager
 def _temporary(path: AnyPath, target: Path) -> Iterator[BinaryIO]:
     """An empty file beside the target, gone afterwards unless it was renamed."""
-    temporary = target.parent / f".{_mark(target)}-{secrets.token_hex(8)}.tmp"
+    temporary = beside(target, f"-{os.getpid()}-{secrets.token_hex(8)}.tmp")
     try:
         file = open(temporary, "xb")  # noqa: SIM115
     except FileNotFoundError:
@@ -227,28 +269,41 @@ def read_tensors(
     rows: of each tensor only these, along its first axis; the rest of it is not read.
     The file must say that it is of this `kind` (None: a file of another library may say anything)
     and hold the required tensors. bfloat16, which NumPy lacks, is read as float32; every other
-    dtype as it is.
+    dtype as it is. Tensors that are read whole must match the checksums that the file carries, if
+    it does; for parts of them there is `check_tensors`.
     """
-    with _opened(path, kind, required) as file:
+    with _opened(path, kind, required) as (file, metadata, digests):
         tensors = {}
         for name in sorted(file.keys() if only is None else set(only) & set(file.keys())):
             tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
+            if rows is None and name in digests:
+                _check_digest(path, name, digests[name], [tensor])
             if tensor.dtype == ml_dtypes.bfloat16:
                 tensor = tensor.astype(np.float32)
             tensors[name] = tensor
-        return tensors, dict(file.metadata() or {})
+        return tensors, metadata
+
+
+def check_tensors(path: AnyPath, *, kind: str) -> None:
+    """Refuse a file whose tensors do not match the checksums it carries.
+
+    Cost: the file is read once, some 16 MiB of it in memory; nothing where it carries none.
+    """
+    with _opened(path, kind, ()) as (file, _, digests):
+        for name, digest in digests.items():
+            _check_digest(path, name, digest, _row_parts(file, name))
 
 
 def peek_shapes(path: AnyPath) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Shapes and metadata of any safetensors file, whoever wrote it and whatever its dtypes."""
-    with _opened(path, None, ()) as file:
+    with _opened(path, None, ()) as (file, metadata, _):
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        return shapes, dict(file.metadata() or {})
+        return shapes, metadata
 
 
 def peek_tensors(path: AnyPath, *, kind: str, required: tuple[str, ...]) -> Header:
     """Shapes, dtypes and metadata of a safetensors file. Cost: its header is read, no tensor."""
-    with _opened(path, kind, required) as file:
+    with _opened(path, kind, required) as (file, metadata, _):
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         codes = {name: part.get_dtype() for name, part in slices.items()}
         for name, code in codes.items():
@@ -257,12 +312,15 @@ def peek_tensors(path: AnyPath, *, kind: str, required: tuple[str, ...]) -> Head
         return Header(
             {name: tuple(part.get_shape()) for name, part in slices.items()},
             {name: _NUMPY_DTYPES[code] for name, code in codes.items()},
-            dict(file.metadata()),
+            metadata,
         )
 
 
 def read_npz(path: AnyPath, required: tuple[str, ...]) -> Tensors:
-    """All arrays of an npz file. Arrays of Python objects, which need unpickling, are refused."""
+    """All arrays of an npz file. Arrays of Python objects, which need unpickling, are refused.
+
+    Cost: the file is read twice, once for its checksums.
+    """
     check_file(path)
     try:
         # Headers of foreign files are read leniently; a warning there helps nobody.
@@ -271,6 +329,11 @@ def read_npz(path: AnyPath, required: tuple[str, ...]) -> Tensors:
             if not isinstance(loaded, np.lib.npyio.NpzFile):
                 raise ValueError("a single array, not an archive")
             with loaded:
+                # NumPy reads what an array's header asks for, and may not come to its checksum.
+                if loaded.zip is None or loaded.zip.testzip() is not None:
+                    raise ValueError("an array that does not match its checksum")
+                if _count_members(file) not in (None, len(loaded.zip.infolist())):
+                    raise ValueError("a list of arrays that is cut short")
                 arrays = {name: loaded[name] for name in loaded.files}
                 if not all(isinstance(array, np.ndarray) for array in arrays.values()):
                     raise ValueError("an archive of something else than arrays")
@@ -284,6 +347,14 @@ def read_npz(path: AnyPath, required: tuple[str, ...]) -> Tensors:
         ) from None
     _check_names(path, arrays, required)
     return arrays
+
+
+def _count_members(file: BinaryIO) -> int | None:
+    """How many files the last record of a zip archive says there are; None where it is not at the
+    very end. Python's zipfile goes by the list before it, which one changed byte may shorten."""
+    file.seek(-_END_OF_ZIP.size, os.SEEK_END)
+    signature, *_, count, _, _, _ = _END_OF_ZIP.unpack(file.read(_END_OF_ZIP.size))
+    return count if signature == b"PK\5\6" and count < 2**16 - 1 else None
 
 
 def check_file(path: AnyPath) -> None:
@@ -300,19 +371,26 @@ def check_file(path: AnyPath) -> None:
         raise ValueError(f"{show(path)} is not a regular file: give the name of a file")
 
 
+class _Opened(NamedTuple):
+    file: Any
+    metadata: dict[str, str]  # without checksums
+    digests: dict[str, str]  # of tensors; none where the file carries none
+
+
 @contextmanager
-def _opened(path: AnyPath, kind: str | None, required: tuple[str, ...]) -> Iterator[Any]:
+def _opened(path: AnyPath, kind: str | None, required: tuple[str, ...]) -> Iterator[_Opened]:
     check_file(path)
     try:
         with safe_open(path, framework="np") as file:
-            found = (file.metadata() or {}).get("kind")
+            metadata, digests = _split_header(path, file)
+            found = metadata.get("kind")
             if kind is not None and found != kind:
                 said = "does not say what it holds" if found is None else f"holds {found!r}"
                 raise ValueError(
                     f"{show(path)} {said}: give a file that mhalearn saved as {kind!r}"
                 )
             _check_names(path, file.keys(), required)
-            yield file
+            yield _Opened(file, metadata, digests)
     except OSError as error:
         raise ValueError(f"{show(path)} cannot be read ({_reason(error)}): check it") from None
     # AttributeError and TypeError: a dtype that NumPy does not know.
@@ -321,6 +399,41 @@ def _opened(path: AnyPath, kind: str | None, required: tuple[str, ...]) -> Itera
         raise ValueError(
             f"{show(path)} is not a readable .safetensors file ({_looks_like(path)}); {wanted}"
         ) from None
+
+
+def _split_header(path: AnyPath, file: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """The metadata of an open file, and the checksums of its tensors, where it carries them."""
+    metadata = file.metadata() or {}
+    if CHECKSUMS not in metadata:
+        return dict(metadata), {}
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    layout = {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
+    try:
+        return split_checksums(metadata, layout)
+    except ValueError as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _check_digest(path: AnyPath, name: str, digest: str, parts: Iterable[NDArray[Any]]) -> None:
+    if digest_array(parts) != digest:
+        raise _damaged(path, f"{ascii(name)[1:-1]} does not match its checksum")
+
+
+def _damaged(path: AnyPath, why: str) -> ValueError:
+    return ValueError(f"{show(path)} is damaged: {why}; restore it from a copy, or write it again")
+
+
+def _row_parts(file: Any, name: str) -> Iterator[NDArray[Any]]:
+    """A tensor of a file, some of its rows at a time."""
+    whole = file.get_slice(name)
+    shape = whole.get_shape()
+    if not shape:
+        yield file.get_tensor(name)
+        return
+    each = math.prod(shape[1:]) * _NUMPY_DTYPES[whole.get_dtype()].itemsize
+    step = max(1, _PIECE // max(1, each))
+    for start in range(0, shape[0], step):
+        yield whole[start : min(start + step, shape[0])]
 
 
 def _check_names(path: AnyPath, names: Iterable[str], required: tuple[str, ...]) -> None:

@@ -93,6 +93,11 @@ def check_count(name: str, value: int, *, least: int = 1) -> int:
     return count
 
 
+def read_count(text: str) -> int | None:
+    """The number that text from a file holds; None where it is no count, or one beyond 64 bits."""
+    return int(text) if text.isdecimal() and len(text) < 19 else None
+
+
 def is_integer(value: Any) -> bool:
     """Whether a value is a whole number, and not True or False."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -34,11 +34,10 @@ def demo(out: Folder = Path("demo"), as_json: Json = False) -> int:
     use_compilation_cache()
     truth = mha.random_layer(n_heads=_HEADS, d=_DIM, seed=0)
     examples = draw_examples(truth, "boolean", _EXAMPLES, _TOKENS, seed=0)
-    paths = make_folder(
-        out, "examples.safetensors", "truth.safetensors", "layer.safetensors", "report.html"
-    )
-    examples.save(paths["examples"])
-    truth.save(paths["truth"])
+    names = ("examples.safetensors", "truth.safetensors", "layer.safetensors", "report.html")
+    with make_folder(out, *names) as paths:
+        examples.save(paths["examples"])
+        truth.save(paths["truth"])
     estimator = mha.AttentionRegressor(n_heads=_HEADS, random_state=0)
     solution = fit(estimator, examples, paths["layer"]).solution_
     solution.layer.save(paths["layer"])

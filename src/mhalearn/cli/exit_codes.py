@@ -34,8 +34,9 @@ def guarded(command: Callable[_P, int], group: str = "") -> Callable[_P, int]:
 
     @functools.wraps(command)
     def guard(*args: _P.args, **kwargs: _P.kwargs) -> int:
-        # import is a keyword: its function is import_
-        name = f"{group} {command.__name__.rstrip('_')}".lstrip()
+        # import is a keyword: its function is import_; others are named after what they call
+        own = command.__name__.removesuffix("_command").rstrip("_")
+        name = f"{group} {own}".lstrip()
         try:
             return command(*args, **kwargs)
         except (KeyboardInterrupt, Exception) as error:

@@ -67,9 +67,9 @@ def generate(
     given = {name: value for name, value in recipe.items() if value is not None}
     teacher = _random(given, seed) if layer is None else _from_file(layer, given, out)
     drawn = draw_examples(teacher, inputs.value, examples, tokens, seed, noise)
-    paths = make_folder(out, "examples.safetensors", "layer.safetensors")
-    drawn.save(paths["examples"])
-    teacher.save(paths["layer"])
+    with make_folder(out, "examples.safetensors", "layer.safetensors") as paths:
+        drawn.save(paths["examples"])
+        teacher.save(paths["layer"])
     limit = drawn.counting_limit(replace(teacher.architecture, head_dim=rank))
     if as_json:
         print_json(

@@ -207,10 +207,10 @@ def _write(
     layer, secret = mha.hard_layer(family, **recipe)
     drawn = draw_examples(layer, "boolean", n, 2, recipe["seed"], noise)
     names = ("layer.safetensors", "secret.safetensors", "examples.safetensors")
-    paths = make_folder(out, *names)
-    layer.save(paths["layer"])
-    secret.save(paths["secret"])
-    drawn.save(paths["examples"])
+    with make_folder(out, *names) as paths:
+        layer.save(paths["layer"])
+        secret.save(paths["secret"])
+        drawn.save(paths["examples"])
     if as_json:
         print_json(
             {

@@ -18,7 +18,8 @@ commands = typer.Typer()
     "certify",
     epilog="Example:\n\n"
     "  mhalearn certify layer.safetensors fresh.safetensors --delta 0.01\n\n"
-    "The examples must be new: those the layer was learned from are refused.",
+    "The examples must be new: those the layer was learned from are refused, and left out where "
+    "they come in another order of tokens, with other signs or roundings.",
 )
 @guarded
 def certify_command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -143,27 +144,37 @@ def learn_command(
             )
         raise
     if speaking:
-        _write(estimator, examples, out, report)
+        failures = _write(estimator, examples, out, report)
         solution = estimator.solution_
-        learned = Learned(estimator, data, out, report, time.monotonic() - began)
+        learned = Learned(estimator, data, out, report, failures, time.monotonic() - began)
         if as_json:
             print_json(learned.to_json())
         else:
             print_verdict(solution.outcome.name, solution.reason, learned.in_words())
+        for failure in failures.values():
+            raise failure
     return Exit.DONE if estimator.outcome_ is mha.Outcome.RECOVERED else Exit.NOT_RECOVERED
 
 
 def _write(
     estimator: AttentionRegressor, examples: Path, out: Path | None, report: Path | None
-) -> None:
+) -> dict[Path, Exception]:
+    """Write layer and report; what went wrong, by file, so that the verdict can be told before."""
     import mhalearn as mha
 
-    if out is not None:
-        estimator.layer_.save(out)
-    if report is not None:
+    def write_report(path: Path) -> None:
         # The report names the file, so that its command can be run again.
         settings = estimator.solution_.settings | {"examples": str(examples)}
-        mha.write_report(dataclasses.replace(estimator.solution_, settings=settings), report)
+        mha.write_report(dataclasses.replace(estimator.solution_, settings=settings), path)
+
+    failures: dict[Path, Exception] = {}
+    for path, write in ((out, estimator.layer_.save), (report, write_report)):
+        if path is not None:
+            try:
+                write(path)
+            except (OSError, ValueError) as error:
+                failures[path] = error
+    return failures
 
 
 class Learned(NamedTuple):
@@ -173,6 +184,7 @@ class Learned(NamedTuple):
     examples: Examples
     out: Path | None
     report: Path | None
+    failures: Mapping[Path, Exception]  # to write one of them
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -188,8 +200,8 @@ class Learned(NamedTuple):
             "relative_mse": None if certificate is None else certificate.relative_mse,
             "certificate": None if certificate is None else certificate.to_dict(),
             "findings": [finding.to_dict() for finding in solution.findings],
-            "layer": self.out,
-            "report": self.report,
+            "layer": None if self.out in self.failures else self.out,
+            "report": None if self.report in self.failures else self.report,
             "seconds": self.seconds,
         }
 
@@ -200,15 +212,18 @@ class Learned(NamedTuple):
         found = bool(estimator.layer_.w.any())  # a run may end before it has a layer
         facts = {
             "layer": (f"{say_heads(heads)}, d = {d}: " if found else "zeros: ")
-            + (str(self.out) if self.out else "not saved (add --out layer.safetensors)"),
+            + (self._place(self.out) if self.out else "not saved (add --out layer.safetensors)"),
             "examples": f"{n}: {times(n, limit)}",
         }
         if certificate is not None:
             facts["held-out error"] = f"{certificate.relative_mse:.1e} relative squared"
             facts["certificate"] = certificate.statement
         if self.report is not None:
-            facts["report"] = str(self.report)
+            facts["report"] = self._place(self.report)
         return facts | {"seconds": f"{self.seconds:.1f}"}
+
+    def _place(self, path: Path) -> str:
+        return "could not be written" if path in self.failures else str(path)
 
 
 def _heads(text: str) -> int | Literal["auto"]:

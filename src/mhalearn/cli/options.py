@@ -2,6 +2,8 @@
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +19,29 @@ Noise = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 
 
-def make_folder(folder: Path, *names: str) -> dict[str, Path]:
-    """Make a folder and check that the named files can be written in it; paths by stem."""
+@contextmanager
+def make_folder(folder: Path, *names: str) -> Iterator[dict[str, Path]]:
+    """A folder for the named files, each of which can be written in it; paths by stem.
+
+    Folders that were made for it are removed again where writing fails and nothing is in them.
+    """
+    from mhalearn._runtime import storage
+
+    missing = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
+    try:
+        _make(folder)
+        paths = {Path(name).stem: folder / name for name in names}
+        for path in paths.values():
+            storage.check_writable(path)
+        yield paths
+    except BaseException:
+        with suppress(OSError):
+            for place in missing:
+                place.rmdir()
+        raise
+
+
+def _make(folder: Path) -> None:
     from mhalearn._runtime import storage
 
     try:
@@ -30,10 +53,6 @@ def make_folder(folder: Path, *names: str) -> dict[str, Path]:
             f"--out {storage.show(folder)}: cannot be made a folder ({error.strerror}); "
             "choose another place"
         ) from None
-    paths = {Path(name).stem: folder / name for name in names}
-    for path in paths.values():
-        storage.check_writable(path)
-    return paths
 
 
 def check_outputs(examples: Path, **outputs: Path | None) -> None:

@@ -56,6 +56,16 @@ class Information:
         scalars = architecture.attention_scalars(self.others + 1)
         return float(np.sum(scalars)) / architecture.count_by_kind().attention
 
+    def equations(self, architecture: Architecture, counting_limit: float) -> float:
+        """Independent equations over unknowns, of the scarcest kind.
+
+        counting_limit: of examples as long as these.
+        """
+        of_all = self.examples / counting_limit
+        if architecture.attention is not None:  # of its unknowns no kinds are known
+            return of_all
+        return min(of_all, self.about_attention(architecture))
+
 
 def measure_information(
     examples: Examples, architecture: Architecture, precision: float

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn._runtime import storage
+from mhalearn._runtime.checksums import digest_json
 from mhalearn._runtime.validation import check_count, check_shape
 from mhalearn._runtime.version import __version__
 from mhalearn.data.sources import ExampleBlock, ExampleSource, check_examples
@@ -58,6 +59,7 @@ def write_shards(
             "metadata": metadata,
             "mhalearn_version": __version__,
         }
+        index["checksum"] = digest_json(index)
         text = json.dumps(index, indent=1, sort_keys=True) + "\n"
         storage.write_atomically(folder / INDEX, text.encode())
 
@@ -67,6 +69,7 @@ class Shards:
 
     The headers were right when the folder was opened. A shard that cannot be read later, or has
     changed, was broken from outside: an OSError. Bad values in it are bad data: a ValueError.
+    Cost: a shard that carries checksums is read once more, before its first block, to compare them.
     """
 
     def __init__(self, shards: list[tuple[Path, int]], header: storage.Header) -> None:
@@ -77,6 +80,7 @@ class Shards:
         each = k * (d * header.dtypes["X"].itemsize + e * self.y_dtype.itemsize)
         most = max(1, _BLOCK // each)
         self._blocks: list[tuple[Path, slice]] = []
+        self._checked: set[Path] = set()
         self.starts = [0]
         for path, n in shards:
             first = self.starts[-1]
@@ -108,6 +112,9 @@ class Shards:
     def _read(self, index: int, *names: str) -> storage.Tensors:
         path, rows = self._blocks[index]
         try:
+            if path not in self._checked:
+                storage.check_tensors(path, kind=KIND)
+                self._checked.add(path)
             return storage.read_tensors(path, kind=KIND, required=REQUIRED, only=names, rows=rows)[
                 0
             ]
@@ -159,7 +166,8 @@ def open_shards(folder: Path) -> tuple[Shards, dict[str, Any]]:
     storage.check_file(path)
     try:
         index = json.loads(path.read_bytes())
-        if index["kind"] != KIND:
+        # An index that carries no checksum is an old one, or was written by hand.
+        if index["kind"] != KIND or index.pop("checksum", None) not in (None, digest_json(index)):
             raise ValueError
         shards = [(str(shard["file"]), int(shard["n"])) for shard in index["shards"]]
         k, d, e = (int(index[name]) for name in ("k", "d", "out_dim"))

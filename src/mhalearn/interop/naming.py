@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mhalearn._runtime.validation import read_count
 from mhalearn.interop.factors import WeightFactors
 
 Weights = Mapping[str, NDArray[Any]]
@@ -229,8 +230,8 @@ def find_blocks(naming: Naming, names: Mapping[str, Any]) -> list[WeightNames]:
     for name in names:
         if match := pattern.fullmatch(name):
             groups = match.groupdict()
-            layer = int(groups["layer"] or 0)
-            found.append(
-                WeightNames(naming, match["prefix"], groups.get("root", match["prefix"]), layer)
-            )
+            layer = read_count(groups["layer"] or "0")
+            if layer is not None:
+                root = groups.get("root", match["prefix"])
+                found.append(WeightNames(naming, match["prefix"], root, layer))
     return found

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn._runtime import storage
+from mhalearn._runtime.validation import read_count
 from mhalearn.interop.backend import require_torch
 from mhalearn.interop.factors import WeightFactors, carried_factors, factorise
 from mhalearn.interop.naming import TORCH
@@ -63,9 +64,8 @@ def from_torch_state(
     """
     state = open_state_dict(source)
     place = "" if isinstance(source, Mapping) else f"{storage.show(source)}: "
-    told = state.metadata.get("n_heads", "")
-    if n_heads is None and told.isascii() and told.isdigit():
-        n_heads = int(told)
+    if n_heads is None:
+        n_heads = read_count(state.metadata.get("n_heads", ""))
     if causal is None:
         causal = state.metadata.get("causal") == "true"
     try:

@@ -32,7 +32,7 @@ class Layer(ABC):
     """A function of sequences with parameters, in float64.
 
     metadata: strings that travel with the layer's file (seed, version, how it was learned).
-    seen: 64-bit hashes of the examples it was learned from, so that `certify` can refuse them.
+    seen: 64-bit hashes of the examples it was learned from, so that `certify` knows them again.
     """
 
     metadata: dict[str, str]

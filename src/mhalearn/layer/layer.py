@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mhalearn._runtime import storage
 from mhalearn._runtime.types import Float64
-from mhalearn._runtime.validation import check_array
+from mhalearn._runtime.validation import check_array, read_count
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
 from mhalearn.layer.parametrisation import Parametrisation, Params
@@ -31,7 +31,7 @@ class AttentionLayer(Layer):
     theta: (m, d, d) attention (QK) matrices; w: (m, d, e) projection (OV) matrices;
     key_vector: (m, d) or None; out_bias: (e,) or None; causal: token r sees tokens 0..r only.
     metadata: strings that travel with the layer's file (seed, version, how it was learned).
-    seen: 64-bit hashes of the examples it was learned from, so that `certify` can refuse them.
+    seen: 64-bit hashes of the examples it was learned from, so that `certify` knows them again.
     factors: the weights of another library that theta, w and the biases were made of, in their own
     dtype, so that they can go back unchanged (`interop.factors` reads them); None for most layers.
     """
@@ -94,10 +94,10 @@ class AttentionLayer(Layer):
     @cached_property
     def architecture(self) -> Architecture:
         """The class of layers it was learned in, as it says itself, or that of its sizes."""
-        said = self.metadata.get("head_dim", "")
-        if not (said.isdecimal() and 0 < int(said) <= self.d):
+        head_dim = read_count(self.metadata.get("head_dim", ""))
+        if head_dim is None or not 0 < head_dim <= self.d:
             return self._sizes
-        ranked = replace(self._sizes, head_dim=int(said))
+        ranked = replace(self._sizes, head_dim=head_dim)
         return ranked if ranked.contains(self) else self._sizes
 
     @property

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn._runtime import devices, storage
+from mhalearn._runtime.locks import locked
 from mhalearn._runtime.programs import in_float64
 from mhalearn.layer.base import Layer, ParametrisedLayer
 from mhalearn.layer.layer import AttentionLayer
@@ -217,8 +218,6 @@ class Checkpoint:
         tensors[_DIGEST] = _digest(tensors, metadata)
         try:
             storage.write_tensors(path, tensors, metadata)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, storage.show(path)) from None
         except ValueError as error:  # the folder was there when the run began
             raise OSError(str(error)) from None
         self._changed = False
@@ -293,6 +292,21 @@ class Checkpoint:
             f"{storage.show(self.path or '')} is damaged or no checkpoint: remove the file to "
             "start anew"
         )
+
+
+@contextmanager
+def hold_checkpoint(path: str | Path | None) -> Iterator[None]:
+    """Keep other runs from a checkpoint; the first process holds it for all those of its run."""
+    refusal: ValueError | None = None
+    with ExitStack() as held:
+        if path is not None and devices.is_first():
+            try:
+                held.enter_context(locked(path))
+            except ValueError as error:
+                refusal = error
+        if path is not None and devices.any_process(refusal is not None):
+            raise refusal or ValueError(f"{storage.show(path)}: the first process cannot use it")
+        yield
 
 
 def holds_something(path: str | Path) -> bool:
