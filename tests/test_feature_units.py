@@ -1,4 +1,4 @@
-"""Heads of less rank than their class allows, and features of very different sizes."""
+"""Features of very different sizes, and heads of less rank than their class allows."""
 
 import numpy as np
 import pytest
@@ -43,6 +43,13 @@ def test_a_weak_feature_is_certified(large, head_dim, size):
 def test_the_unit_of_a_feature_changes_no_certificate(large, head_dim, size):
     sizes = np.append(size, np.ones(15))
     assert certificate(layer_in_feature_units(LAYER, 1 / sizes), X * sizes, head_dim).recovered
+
+
+@pytest.mark.parametrize("size", [1e-2, 1e-4])
+def test_a_weak_feature_of_many_narrow_heads_is_certified(size):
+    layer, x = narrow_layer(8, bias=True), sample_inputs("gaussian", 400, 8, 64, seed=1)
+    x[..., 0] *= size
+    assert certificate(layer, x, 8).recovered
 
 
 def test_units_of_features_change_no_output():

@@ -270,13 +270,16 @@ def test_keys_that_do_not_divide_among_heads_are_refused(keys):
         mha.from_huggingface(llama(keys=keys), 0, HEADS, rope=False)
 
 
-def test_a_multi_query_layer_of_gpt_bigcode():
+def bigcode():
     """One nn.Linear makes all queries, then one key, then one value."""
-    start = "transformer.h.1.attn."
+    start = "transformer.h.0.attn."
     shapes = {f"{start}c_attn.weight": (D + 2 * H, D), f"{start}c_proj.weight": (D, D)}
-    shapes |= {f"{start}c_attn.bias": (D + 2 * H,), f"{start}c_proj.bias": (D,)}
-    state = draw(shapes)
-    layer = mha.from_huggingface(state, 1, config={"n_head": HEADS, "multi_query": True})
+    return draw(shapes | {f"{start}c_attn.bias": (D + 2 * H,), f"{start}c_proj.bias": (D,)})
+
+
+def test_a_multi_query_layer_of_gpt_bigcode():
+    state, start = bigcode(), "transformer.h.0.attn."
+    layer = mha.from_huggingface(state, 0, config={"n_head": HEADS, "multi_query": True})
     ones = np.concatenate([X, np.ones((*X.shape[:2], 1))], axis=2)
     packed = np.column_stack([state[f"{start}c_attn.weight"], state[f"{start}c_attn.bias"]])
     parts = np.split(packed, (D, D + H))
@@ -456,17 +459,17 @@ def test_damaged_safetensors_files_are_refused(bert_file):
         assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("make", [bert_state, gpt2_state, lens_state])
+@pytest.mark.parametrize("make", [bert_state, gpt2_state, lens_state, llama, bigcode])
 def test_any_shapes_are_read_or_refused(make):
     """One weight of a wrong shape is a ValueError, never another exception."""
-    state = make(layers=1)
+    state = make() if make in (llama, bigcode) else make(layers=1)
     rng = np.random.default_rng(0)
-    for name in [name for name in state if ".attn." in name or "attention" in name]:
+    for name in [name for name in state if "attn." in name or "attention" in name]:
         for _ in range(20):
             shape = tuple(rng.choice([0, 1, 3, D, 3 * D], rng.integers(0, 4)))
             changed = state | {name: np.zeros(shape, np.float32)}
             try:
-                layer = mha.from_huggingface(changed, n_heads=HEADS)
+                layer = mha.from_huggingface(changed, n_heads=HEADS, rope=False)
             except ValueError:
                 continue
             assert shape == state[name].shape or "LayerNorm" in name or name.endswith("bias")

@@ -114,12 +114,15 @@ def _llama(weights: Weights, n_heads: int | None) -> WeightFactors:
     heads = count_heads(n_heads, "q_proj.weight", query)
     queries = rows_of_heads("query", query, heads)
     h = queries.shape[1]
+    out = take(weights, "o_proj.weight", 2)
+    if len(out) != query.shape[1]:
+        raise ValueError(f"o_proj.weight has shape {out.shape} beside tokens of {query.shape[1]}")
     biases = [weights.get(f"{letter}_proj.bias") for letter in "qkv"]
     return WeightFactors(
         query=queries,
         key=shared_rows("key", key, heads, h),
         value=shared_rows("value", value, heads, h),
-        out=rows_of_heads("o_proj", take(weights, "o_proj.weight", 2).T, heads),
+        out=rows_of_heads("o_proj", out.T, heads),
         query_bias=entries_of_heads(biases[0], heads),
         key_bias=shared_entries(biases[1], heads, h),
         value_bias=shared_entries(biases[2], heads, h),
