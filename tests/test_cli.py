@@ -532,9 +532,11 @@ def test_compare_with_other_head_counts_is_not_comparable(mhalearn, data, tmp_pa
     code, out, _ = mhalearn("compare", *pair, "--json")
     found = json.loads(out, parse_constant=pytest.fail)
     assert (code, found["comparable"], found["max_error"]) == (0, False, None)
+    assert found["why"].startswith("3 heads beside 2")
     code, out, _ = mhalearn("compare", *pair)
     assert code == 0
     assert "not comparable" in out
+    assert "3 heads beside 2" in out
 
 
 def test_check_says_which_conditions_hold(mhalearn, data, tmp_path):

@@ -1,3 +1,4 @@
+import re
 from itertools import permutations
 
 import numpy as np
@@ -148,23 +149,27 @@ def test_an_absent_bias_is_zero():
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "why"),
     [
-        random_layer(3, 4, seed=1),
-        random_layer(1, 4, seed=1),
-        random_layer(2, 5, seed=1),
-        random_layer(2, 4, out_dim=3, seed=1),
-        random_layer(2, 4, causal=True, seed=1),
+        (random_layer(3, 4, seed=1), "3 heads beside 2"),
+        (random_layer(1, 4, seed=1), "1 head beside 2"),
+        (random_layer(2, 5, seed=1), "tokens of 5 features beside 4"),
+        (random_layer(2, 4, out_dim=3, seed=1), "outputs of 3 features beside 4"),
+        (random_layer(2, 4, causal=True, seed=1), r"one layer is causal.*causal=True"),
+        (random_layer(3, 4, causal=True, seed=1), "one layer is causal.*; 3 heads beside 2"),
     ],
-    ids=["more-heads", "fewer-heads", "wider", "other-outputs", "causal"],
+    ids=["more-heads", "fewer-heads", "wider", "other-outputs", "causal", "both"],
 )
-def test_layers_that_cannot_be_matched_are_infinitely_far_apart(other):
+def test_layers_that_cannot_be_matched_are_infinitely_far_apart(other, why):
     truth = random_layer(2, 4, seed=1)
+    assert re.match(why, compare(other, truth).why)
     for found in (compare(other, truth), compare(truth, other)):
         assert found.max_error == np.inf
         assert found.out_bias_error == np.inf
         assert not found.comparable
+        assert found.why
         assert found.order.size == found.theta_errors.size == found.w_errors.size == 0
+    assert compare(truth, truth).why == ""
 
 
 def test_a_zero_truth_has_absolute_errors():

@@ -139,3 +139,24 @@ def test_mistakes_get_one_line_and_code_2(mhalearn, tmp_path, monkeypatch, argum
     assert words in error
     assert error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full.safetensors", "noise.pt"]
+
+
+def test_a_llama_style_layer_is_read_where_nothing_is_rotated(mhalearn, tmp_path):
+    rng = np.random.default_rng(0)
+    start, rows = "model.layers.0.self_attn.", {"q": 8, "k": 4, "v": 4, "o": 8}
+    state = {
+        f"{start}{name}_proj.weight": rng.standard_normal((count, 8)).astype(np.float32)
+        for name, count in rows.items()
+    }
+    source, out = tmp_path / "model.safetensors", tmp_path / "layer.safetensors"
+    safetensors.numpy.save_file(state, source)
+    command = ("import", "huggingface", source, "--heads", 2, "--out", out)
+    code, _, error = mhalearn(*command)
+    assert code == 2
+    assert "RoPE" in error
+    assert "--no-rope" in error
+    code, _, error = mhalearn(*command, "--no-rope")
+    assert (code, error) == (0, "")
+    layer = mha.load_layer(out)
+    assert (layer.n_heads, layer.causal) == (2, True)
+    assert mhalearn("import", "torch", source, "--no-rope", "--out", out)[0] == 2

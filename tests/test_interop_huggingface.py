@@ -199,6 +199,105 @@ def test_weights_go_out_as_they_came_in():
     np.testing.assert_array_equal(module.out_proj.bias.detach(), state["h.1.attn.c_proj.bias"])
 
 
+# Keys and values that heads share
+
+
+def grouped_attention(x, query, key, value, out, heads, groups, causal=True):
+    """Head by head, with nn.Linear weights (rows, d): head i uses keys and values of i's group."""
+    h = len(query) // heads
+    total = np.zeros((*x.shape[:2], len(out)))
+    for i in range(heads):
+        mine = slice(i * h, (i + 1) * h)
+        group = i // (heads // groups)
+        shared = slice(group * h, (group + 1) * h)
+        logits = (x @ query[mine].T) @ (x @ key[shared].T).transpose(0, 2, 1) / np.sqrt(h)
+        if causal:
+            logits = np.where(np.tri(x.shape[1], dtype=bool), logits, -np.inf)
+        total += softmax(logits) @ (x @ value[shared].T) @ out[:, mine].T
+    return total
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"rope": False},
+        {"config": {"position_embedding_type": "nope"}},
+        {"config": {"no_rope_layers": [0], "rope_theta": 1e4, "layer_types": ["full_attention"]}},
+    ],
+    ids=["stated", "nope", "by layer"],
+)
+def test_grouped_queries_without_rotary_positions_are_heads(groups, how):
+    heads, h = 4, 5
+    rows = {"q": heads * h, "k": groups * h, "v": groups * h}
+    start = "model.layers.0.self_attn."
+    shapes = {f"{start}{name}_proj.weight": (count, D) for name, count in rows.items()}
+    state = draw(shapes | {f"{start}o_proj.weight": (D, heads * h)})
+    if "config" in how:
+        how = {"config": how["config"] | {"num_key_value_heads": groups}}
+    layer = mha.from_huggingface(state, 0, heads, **how)
+    weights = (state[f"{start}{name}_proj.weight"] for name in "qkvo")
+    expected = grouped_attention(X, *weights, heads, groups)
+    np.testing.assert_allclose(layer(X), expected, rtol=0, atol=1e-12)
+    assert layer.n_heads == heads
+    with pytest.raises(ValueError, match="RoPE"):
+        mha.from_huggingface(state, 0, heads)
+    with pytest.raises(ValueError, match="RoPE"):
+        mha.from_huggingface(state, 0, heads, rope=False, config={"rope_theta": 1e4})
+
+
+def test_biases_are_shared_with_their_keys():
+    start = "model.layers.0.self_attn."
+    rows = {"q": 12, "k": 6, "v": 6, "o": D}
+    state = draw({f"{start}{name}_proj.weight": (count, 12) for name, count in rows.items()})
+    biases = draw({f"{start}{name}_proj.bias": (count,) for name, count in rows.items()}, seed=1)
+    layer = mha.from_huggingface(state | biases, 0, 4, rope=False)
+    # A constant feature carries the biases.
+    ones = np.concatenate([X, np.ones((*X.shape[:2], 1))], axis=2)
+    wide = [
+        np.column_stack([state[f"{start}{n}_proj.weight"], biases[f"{start}{n}_proj.bias"]])
+        for n in "qkv"
+    ]
+    expected = grouped_attention(ones, *wide, state[f"{start}o_proj.weight"], 4, 2)
+    np.testing.assert_allclose(
+        layer(X), expected + biases[f"{start}o_proj.bias"], rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("keys", [5, 15])
+def test_keys_that_do_not_divide_among_heads_are_refused(keys):
+    with pytest.raises(ValueError, match="does not divide among so many heads"):
+        mha.from_huggingface(llama(keys=keys), 0, HEADS, rope=False)
+
+
+def bigcode():
+    """One nn.Linear makes all queries, then one key, then one value."""
+    start = "transformer.h.0.attn."
+    shapes = {f"{start}c_attn.weight": (D + 2 * H, D), f"{start}c_proj.weight": (D, D)}
+    return draw(shapes | {f"{start}c_attn.bias": (D + 2 * H,), f"{start}c_proj.bias": (D,)})
+
+
+def test_a_multi_query_layer_of_gpt_bigcode():
+    state, start = bigcode(), "transformer.h.0.attn."
+    layer = mha.from_huggingface(state, 0, config={"n_head": HEADS, "multi_query": True})
+    ones = np.concatenate([X, np.ones((*X.shape[:2], 1))], axis=2)
+    packed = np.column_stack([state[f"{start}c_attn.weight"], state[f"{start}c_attn.bias"]])
+    parts = np.split(packed, (D, D + H))
+    expected = grouped_attention(ones, *parts, state[f"{start}c_proj.weight"], HEADS, 1)
+    np.testing.assert_allclose(layer(X), expected + state[f"{start}c_proj.bias"], atol=1e-12)
+    assert layer.causal
+
+
+def test_grouped_heads_of_transformer_lens():
+    state = lens_state(layers=1, m=4)
+    block = "blocks.0.attn."
+    shared = {name: state.pop(f"{block}{name}")[::2] for name in ("W_K", "W_V", "b_K", "b_V")}
+    layer = mha.from_huggingface(state | {f"{block}_{n}": part for n, part in shared.items()})
+    whole = {f"{block}{name}": part[[0, 0, 1, 1]] for name, part in shared.items()}
+    expected = lens_attention(state | whole, block, X, False)
+    np.testing.assert_allclose(layer(X), expected, rtol=0, atol=1e-12)
+
+
 # Configurations
 
 
@@ -236,8 +335,16 @@ def test_a_damaged_configuration_is_refused(bert_file, text):
         ({"position_embedding_type": "relative_key"}, "relative positions"),
         ({"position_embedding_type": "rotary"}, "RoPE"),
         ({"rope_theta": 1e4}, "RoPE"),
-        ({"num_attention_heads": 12, "num_key_value_heads": 4}, "grouped queries"),
-        ({"multi_query": True}, "grouped queries"),
+        ({"position_embedding_type": "rope", "num_key_value_heads": 1}, "RoPE"),
+        ({"no_rope_layers": [0, 1]}, r"RoPE\) in layer 1"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 1}, "share keys and values in 1 groups"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 2}, "2 groups of 3 heads"),
+        ({"num_attention_heads": 3, "multi_query": True}, "these weights do not"),
+        ({"attn_temperature_tuning": True}, "attn_temperature_tuning"),
+        ({"attention_multiplier": 0.1}, "attention_multiplier=0.1"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"sliding_window": 512}, "local attention"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "'chunked_attention' there"),
         ({"scale_attn_weights": False}, "scale_attn_weights"),
         ({"scale_attn_by_inverse_layer_idx": True}, "divides the logits of layer 1"),
         ({"num_attention_heads": 6, "pruned_heads": {"1": [0]}}, "n_heads is missing"),
@@ -266,7 +373,7 @@ def llama(keys=D, more=()):
     ("state", "words"),
     [
         (llama(), "Llama-style layer with rotary position embedding"),
-        (llama(keys=4), r"k_proj.weight' of shape \(4, 12\) .* grouped queries"),
+        (llama(keys=4), "Llama-style layer with rotary position embedding.*pass rope=False"),
         (
             with_names(bert_state(), encoder__layer__0__attention__self__distance_embedding=(9, H)),
             "relative position embedding",
@@ -278,9 +385,9 @@ def llama(keys=D, more=()):
             "RoPE",
         ),
         (with_names(lens_state(), blocks__0__attn__rotary_sin=(9, 4)), "RoPE"),
-        (with_names(lens_state(), blocks__0__attn___W_K=(1, D, 5)), "grouped queries"),
-        (with_names(lens_state(), blocks__0__attn__W_K=(1, D, 5)), "grouped or multi-query"),
-        (with_names(gpt2_state(), h__0__attn__c_attn__weight=(D, D + 8)), "multi-query"),
+        (with_names(lens_state(), blocks__0__attn___W_K=(1, D, 5)), "_W_K has shape"),
+        (with_names(lens_state(), blocks__0__attn__W_K=(1, D, 5)), "share _W_K"),
+        (with_names(gpt2_state(), h__0__attn__c_attn__weight=(D, D + 8)), "GPT-2 keeps"),
         (
             with_names(gpt2_state(), h__0__attn__c_attn__weight=(3 * D, D)),
             "transpose the nn.Linear",
@@ -307,7 +414,7 @@ def llama(keys=D, more=()):
         (bert_state("a.") | bert_state("b."), "choose one by its prefix"),
         (
             with_names(bert_state(), encoder__layer__0__attention__self__key__weight=(6, D)),
-            "grouped or multi-query",
+            "BERT's heads share none",
         ),
         (with_names(lens_state(), blocks__0__attn__W_O=(D, D)), "expected 3 axes"),
         (
@@ -352,17 +459,17 @@ def test_damaged_safetensors_files_are_refused(bert_file):
         assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("make", [bert_state, gpt2_state, lens_state])
+@pytest.mark.parametrize("make", [bert_state, gpt2_state, lens_state, llama, bigcode])
 def test_any_shapes_are_read_or_refused(make):
     """One weight of a wrong shape is a ValueError, never another exception."""
-    state = make(layers=1)
+    state = make() if make in (llama, bigcode) else make(layers=1)
     rng = np.random.default_rng(0)
-    for name in [name for name in state if ".attn." in name or "attention" in name]:
+    for name in [name for name in state if "attn." in name or "attention" in name]:
         for _ in range(20):
             shape = tuple(rng.choice([0, 1, 3, D, 3 * D], rng.integers(0, 4)))
             changed = state | {name: np.zeros(shape, np.float32)}
             try:
-                layer = mha.from_huggingface(changed, n_heads=HEADS)
+                layer = mha.from_huggingface(changed, n_heads=HEADS, rope=False)
             except ValueError:
                 continue
             assert shape == state[name].shape or "LayerNorm" in name or name.endswith("bias")

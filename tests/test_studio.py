@@ -1,8 +1,11 @@
 """The studio: what it refuses, what it limits, and that a run can be stopped."""
 
 import asyncio
+import contextlib
+import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +17,7 @@ import mhalearn as mha
 from mhalearn import cli
 from mhalearn.learners import list_learners
 from mhalearn.run.events import Event
-from mhalearn.studio import runs, server, worker
+from mhalearn.studio import connections, runs, server, worker
 from mhalearn.studio.request import PRESETS, Limits, Wish, bounds, list_methods, read_wish
 
 HERE = "http://127.0.0.1:8042"
@@ -129,13 +132,24 @@ def test_the_page_and_its_limits_are_served(studio):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8042", "127.0.0.1.evil.example", ""]
+    "host",
+    [
+        *("evil.example", "evil.example:8042", "127.0.0.1.evil.example", ""),
+        *("127.0.0.1:anything@evil", "127.0.0.1:80@evil", "localhost:", "127.0.0.1:8042 evil"),
+    ],
 )
 @pytest.mark.parametrize("path", ["/", "/about", "/runs", "/runs/1/report"])
 def test_other_host_names_are_refused(studio, host, path):
     answer = studio(SLEEPER).get(path, headers={"host": host})
     assert answer.status_code == 403
     assert "127.0.0.1 or localhost" in answer.json()["error"]
+    assert "frame-ancestors" in answer.headers["content-security-policy"] or "report" in path
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8042", "localhost:1", "LOCALHOST", "127.0.0.1"])
+def test_own_host_names_are_let_in(studio, host):
+    assert studio(SLEEPER).get("/about", headers={"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -329,6 +343,79 @@ def test_a_worker_leaves_with_its_server(tmp_path):
         assert process.stdout.readline() == b"here\n"
         process.stdin.close()
         assert process.wait(10) == 1
+
+
+# Connections
+
+
+@pytest.fixture
+def served():
+    """The port of a studio in a process of its own, as the command serves it."""
+    program = (
+        "from mhalearn.studio.server import serve\n"
+        "serve(0, ready=lambda address: print(address, flush=True))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
+    )
+    with process:
+        yield int(process.stdout.readline().rstrip("/\n").rpartition(":")[2])
+        process.terminate()
+
+
+def ask(port, timeout=5.0):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    with contextlib.closing(connection):
+        connection.request("GET", "/about")
+        return connection.getresponse().status
+
+
+def test_silent_connections_starve_nobody_and_are_hung_up_on(served):
+    with contextlib.ExitStack() as held:
+        sockets = [
+            held.enter_context(socket.create_connection(("127.0.0.1", served))) for _ in range(80)
+        ]
+        for slow in sockets[:5]:
+            slow.sendall(b"GET /about HTTP/1.1\r\nHost: ")
+        assert ask(served) == 200
+        until = time.monotonic() + connections.HEAD_SECONDS + 5.0
+        for silent in sockets:
+            silent.settimeout(max(0.1, until - time.monotonic()))
+            assert silent.recv(1) == b""
+        assert ask(served) == 200
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(served):
+    with socket.create_connection(("127.0.0.1", served), timeout=15) as slow:
+        slow.sendall(
+            b"POST /runs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 10\r\n\r\n{"
+        )
+        assert slow.recv(1000).startswith(b"HTTP/1.1 400 ")
+
+
+def test_requests_at_a_time_are_limited():
+    async def wait(scope, receive, send):
+        await asyncio.sleep(600)
+
+    async def refused():
+        few = connections.FewRequests(wait, most=2)
+        going = [asyncio.create_task(few({"type": "http"}, None, None)) for _ in range(2)]
+        await asyncio.sleep(0)
+        told = []
+
+        async def tell(message):
+            told.append(message)
+
+        await few({"type": "http"}, None, tell)
+        for task in going:
+            task.cancel()
+        return told[0]["status"]
+
+    assert asyncio.run(refused()) == 503
 
 
 # The worker

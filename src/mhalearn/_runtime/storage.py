@@ -21,11 +21,11 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, BinaryIO, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from mhalearn._runtime.arrays import recognise_bfloat16, widen_bfloat16
 from mhalearn._runtime.checksums import (
     CHECKSUMS,
     digest_array,
@@ -156,8 +156,7 @@ def check_writable(path: AnyPath) -> None:
 
 
 def _storable(path: AnyPath, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    if array.dtype == ml_dtypes.bfloat16:
-        array = array.astype(np.float32)
+    array = widen_bfloat16(array)
     if array.dtype.name not in _DTYPES:
         raise ValueError(
             f"{show(path)}: {name} has dtype {array.dtype}, which cannot be stored; "
@@ -278,9 +277,7 @@ def read_tensors(
             tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
             if rows is None and name in digests:
                 _check_digest(path, name, digests[name], [tensor])
-            if tensor.dtype == ml_dtypes.bfloat16:
-                tensor = tensor.astype(np.float32)
-            tensors[name] = tensor
+            tensors[name] = widen_bfloat16(tensor)
         return tensors, metadata
 
 
@@ -317,8 +314,9 @@ def peek_tensors(path: AnyPath, *, kind: str, required: tuple[str, ...]) -> Head
 
 
 def read_npz(path: AnyPath, required: tuple[str, ...]) -> Tensors:
-    """All arrays of an npz file. Arrays of Python objects, which need unpickling, are refused.
+    """All arrays of an npz file, bfloat16 as float32.
 
+    Arrays of Python objects, which need unpickling, are refused.
     Cost: the file is read twice, once for its checksums.
     """
     check_file(path)
@@ -337,6 +335,10 @@ def read_npz(path: AnyPath, required: tuple[str, ...]) -> Tensors:
                 arrays = {name: loaded[name] for name in loaded.files}
                 if not all(isinstance(array, np.ndarray) for array in arrays.values()):
                     raise ValueError("an archive of something else than arrays")
+                arrays = {
+                    name: widen_bfloat16(recognise_bfloat16(array))
+                    for name, array in arrays.items()
+                }
     except MemoryError:
         raise ValueError(f"{show(path)}: its arrays do not fit into memory; split them") from None
     # zipfile, zlib, struct and NumPy each have their own exceptions for damaged bytes.

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import issparse
 
+from mhalearn._runtime.arrays import is_tensor, to_numpy, widen_bfloat16
+
 
 def check_inputs(
     x: ArrayLike, d: int | None = None, lengths: ArrayLike | None = None
@@ -25,7 +27,7 @@ def check_inputs(
         raise ValueError(f"X has {width} features a token, the layer has d = {d}")
     if lengths is None:
         return array, np.full(n, k, np.int64)
-    sizes = np.asarray(lengths)
+    sizes = np.asarray(to_numpy(lengths))
     if sizes.shape != (n,) or not np.issubdtype(sizes.dtype, np.integer):
         raise ValueError(f"lengths must be {n} integers, one an example; got shape {sizes.shape}")
     if sizes.min() < 1 or sizes.max() > k:
@@ -36,14 +38,16 @@ def check_inputs(
 def check_array(name: str, value: ArrayLike, ndim: int, axes: str = "") -> NDArray[Any]:
     """A finite real numeric array of the given rank, or a ValueError that says what to change.
 
+    value: also a tensor of PyTorch or an array of JAX; bfloat16 comes out as float32.
     axes: their names in words, where the array holds examples.
     """
     if issparse(value):
         raise ValueError(f"{name} is sparse, which is not supported: pass {name}.toarray()")
     try:
-        array = np.asarray(value)
-    except (ValueError, TypeError):
-        raise ValueError(f"{name} is not an array: pass a rectangular array of numbers") from None
+        array = widen_bfloat16(np.asarray(to_numpy(value)))
+    # RuntimeError and NotImplementedError: a tensor that NumPy cannot look into.
+    except (ValueError, TypeError, RuntimeError):
+        raise ValueError(f"{name} is not an array: {_explain(value)}") from None
     if np.iscomplexobj(array):
         # The words up to the colon are scikit-learn's, which its checks look for.
         raise ValueError(
@@ -51,11 +55,8 @@ def check_array(name: str, value: ArrayLike, ndim: int, axes: str = "") -> NDArr
         )
     if array.dtype == np.bool_:
         raise ValueError(f"{name} has dtype bool: pass numbers (for +-1 inputs, int8)")
-    kind = array.dtype.name
     if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)):
-        if kind != "bfloat16":
-            raise ValueError(f"{name} has dtype {array.dtype}: pass real numbers (int or float)")
-        array = array.astype(np.float32)
+        raise ValueError(f"{name} has dtype {array.dtype}: pass real numbers (int or float)")
     if array.ndim != ndim:
         one = f"; for one example pass {name}[None]" if axes and array.ndim == ndim - 1 else ""
         raise ValueError(
@@ -66,6 +67,15 @@ def check_array(name: str, value: ArrayLike, ndim: int, axes: str = "") -> NDArr
         bad = int(array.size - np.isfinite(array).sum())
         raise ValueError(f"{name} has {bad} NaN or infinite entries: remove or replace them")
     return array
+
+
+def _explain(value: Any) -> str:
+    if is_tensor(value):
+        kind = f"{value.dtype}, {value.layout}, on {value.device}"
+        return f"a tensor ({kind}) that NumPy cannot hold; pass a dense one of floats"
+    if isinstance(value, list | tuple) and any(map(is_tensor, value)):
+        return "it is a list of tensors; pass torch.stack of them"
+    return "pass a rectangular array of numbers"
 
 
 def check_shape(n: int, k: int, d: int) -> tuple[int, int, int]:

@@ -42,8 +42,8 @@ Out = Annotated[Path, typer.Option(metavar="FILE", help="File to write.")]
     epilog="Examples:\n\n"
     "  mhalearn import huggingface model.safetensors --layer 3 --out layer.safetensors\n\n"
     "  mhalearn import torch attention.pt --heads 8 --out layer.safetensors\n\n"
-    "huggingface reads BERT, GPT-2 and TransformerLens names; a config.json beside the file tells "
-    "the heads. PyTorch's own files need torch, .safetensors files do not.",
+    "huggingface reads BERT, GPT-2, TransformerLens and, without RoPE, Llama names; a config.json "
+    "beside the file tells the heads. PyTorch's own files need torch, .safetensors files do not.",
 )
 @guarded
 def import_(
@@ -61,6 +61,9 @@ def import_(
     prefix: Annotated[
         str | None, typer.Option(help="What the names begin with, among several models.")
     ] = None,
+    no_rope: Annotated[
+        bool, typer.Option("--no-rope", help="A Llama-style layer without rotary positions.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Read one attention layer of a model as a layer file."""
@@ -68,11 +71,15 @@ def import_(
 
     _check_places(file, out, (".safetensors",))
     if library is Library.TORCH:
+        if no_rope:
+            raise ValueError("--no-rope is for huggingface: torch's module has no such positions")
         read = interop.from_torch_state(
             file, heads, layer_index=layer, causal=causal, prefix=prefix
         )
     else:
-        read = interop.from_huggingface(file, layer, heads, causal=causal, prefix=prefix)
+        read = interop.from_huggingface(
+            file, layer, heads, causal=causal, prefix=prefix, rope=False if no_rope else None
+        )
     read.save(out)
     _tell(read, out, as_json)
     return Exit.DONE

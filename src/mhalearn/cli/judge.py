@@ -61,7 +61,8 @@ def certify_command(
     "compare",
     epilog="Example:\n\n"
     "  mhalearn compare layer.safetensors truth.safetensors\n\n"
-    "In JSON max_error is null, and comparable false, where heads or shapes differ.",
+    "In JSON max_error is null, comparable false, and why a sentence, where heads, shapes or masks "
+    "differ.",
 )
 @guarded
 def compare_command(
@@ -88,7 +89,7 @@ def compare_command(
         )
         print_facts({"largest relative error": f"{found.max_error:.1e}"})
     else:
-        print_facts({"not comparable": f"{first} against {second}: the error is infinite"})
+        print_facts({"not comparable": found.why, "layers": f"{first} against {second}"})
     return Exit.DONE
 
 

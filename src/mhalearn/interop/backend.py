@@ -1,10 +1,12 @@
-"""PyTorch where it is installed, and its tensors as NumPy arrays. No torch at import."""
+"""PyTorch where it is installed, and weights as NumPy arrays. No torch at import."""
 
 import sys
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mhalearn._runtime.arrays import to_numpy
 
 
 def require_torch() -> Any:
@@ -19,14 +21,6 @@ def require_torch() -> Any:
 def loaded_torch() -> Any:
     """torch if somebody imported it: without that, nothing at hand can come from it."""
     return sys.modules.get("torch")
-
-
-def to_numpy(value: Any) -> Any:
-    """A tensor off its graph and device, in a dtype NumPy has; anything else as it is."""
-    if not hasattr(value, "detach"):
-        return value
-    tensor = value.detach().cpu()
-    return tensor.float() if "bfloat16" in str(tensor.dtype) else tensor
 
 
 def weight(name: str, value: Any) -> NDArray[Any]:

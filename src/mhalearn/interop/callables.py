@@ -5,7 +5,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from mhalearn.interop.backend import loaded_torch, to_numpy
+from mhalearn._runtime.arrays import to_numpy
+from mhalearn.interop.backend import loaded_torch
 from mhalearn.interop.torch_module import causal_mask, refuse_random
 
 

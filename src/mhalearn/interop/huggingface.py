@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mhalearn._runtime import storage
-from mhalearn.interop.naming import BERT, GPT2, TRANSFORMER_LENS
-from mhalearn.interop.rejections import refuse_config
+from mhalearn.interop.factors import WeightFactors
+from mhalearn.interop.naming import BERT, GPT2, LLAMA, TRANSFORMER_LENS
+from mhalearn.interop.rejections import refuse_config, says_rope
 from mhalearn.interop.state_dict import WeightSource, find_layer, open_state_dict
 from mhalearn.layer.layer import AttentionLayer
 
@@ -21,20 +24,24 @@ def from_huggingface(
     causal: bool | None = None,
     config: Mapping[str, Any] | None = None,
     prefix: str | None = None,
+    rope: bool | None = None,
 ) -> AttentionLayer:
-    """The attention layer of a BERT-style, GPT-2-style or TransformerLens state dict.
+    """The attention layer of a BERT-style, GPT-2-style, TransformerLens or Llama-style state dict.
 
     source: a mapping from names to tensors or arrays, or a file: .safetensors (no torch needed) or
     PyTorch's (read with weights_only=True). The layer maps what goes into the attention block (for
     GPT-2 the normalised hidden states) to the output projection, without residual and LayerNorm.
     n_heads: needed where neither the shapes nor the config tell it. config: the model's
     configuration; that of a file is the config.json beside it, if there is one.
-    causal: as the architecture has it unless given: BERT not, GPT-2 causal, TransformerLens as its
-    mask buffer says and not causal without one. prefix: what the names begin with, where a state
-    dict holds several models.
+    causal: as the architecture has it unless given: BERT not, GPT-2 and Llama causal,
+    TransformerLens as its mask buffer says and not causal without one. prefix: what the names begin
+    with, where a state dict holds several models.
+    rope: whether the layer rotates queries and keys by position, which Llama-style names do not
+    tell: such layers are read where this or the config says that it does not.
+    Keys and values that heads share (grouped or multi-query attention) are written out for each.
     Logits are divided by sqrt(head dimension), as these architectures do unless their configuration
     says otherwise. The layer carries the weights, so exports return the same bits.
-    Refused by name: RoPE, grouped queries, relative positions, and any tensor in the block that the
+    Refused by name: RoPE, relative positions, and any tensor in the block that the
     architecture does not have.
     """
     state = open_state_dict(source)
@@ -43,13 +50,17 @@ def from_huggingface(
         config = {} if isinstance(source, Mapping) else _config_beside(source)
     try:
         refuse_config(config, layer_index)
+        if rope:
+            raise ValueError("rope=True: mhalearn does not model rotary position embedding (RoPE)")
+        told = says_rope(config, layer_index) if rope is None else rope
         found = find_layer(
             state,
-            (BERT, GPT2, TRANSFORMER_LENS),
+            (BERT, GPT2, TRANSFORMER_LENS, *((LLAMA,) if told is False else ())),
             layer_index=layer_index,
             n_heads=_heads(n_heads, config),
             prefix=prefix,
         )
+        _check_groups(found.factors, config)
     except ValueError as error:
         raise ValueError(f"{place}{error}") from None
     if causal is None:
@@ -66,6 +77,22 @@ def _heads(n_heads: int | None, config: Mapping[str, Any]) -> int | None:
     if n_heads not in (None, told):
         raise ValueError(f"n_heads={n_heads}, but config.json says {told}: leave one out")
     return told
+
+
+def _check_groups(factors: WeightFactors, config: Mapping[str, Any]) -> None:
+    """Refuse weights whose heads do not share keys as the config says: they are another model's."""
+    groups = 1 if config.get("multi_query") else config.get("num_key_value_heads")
+    if type(groups) is not int or groups == factors.n_heads:
+        return
+    if groups < 1 or factors.n_heads % groups:
+        raise ValueError(f"config.json says {groups} groups of {factors.n_heads} heads: repair it")
+    for part in (factors.key, factors.value):
+        grouped = part.reshape(groups, -1, *part.shape[1:])
+        if not np.array_equal(grouped, np.broadcast_to(grouped[:, :1], grouped.shape)):
+            raise ValueError(
+                f"config.json says that heads share keys and values in {groups} groups, and these "
+                "weights do not: pass the configuration of this model"
+            )
 
 
 def _config_beside(source: str | os.PathLike[str]) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What four libraries call the weights of an attention layer, and how they lay them out.
+"""What five libraries call the weights of an attention layer, and how they lay them out.
 
 A block is one attention layer of a model: all names that begin alike, up to the layer's number and
 the word for attention. Each naming knows its anchor (a weight every block has), the names it reads,
@@ -13,9 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn._runtime.validation import read_count
+from mhalearn.interop.cutting import (
+    Weights,
+    count_heads,
+    divides,
+    entries_of_heads,
+    packed_biases,
+    rows_of_heads,
+    shared_entries,
+    shared_rows,
+    take,
+)
 from mhalearn.interop.factors import WeightFactors
-
-Weights = Mapping[str, NDArray[Any]]
 
 
 class Naming(NamedTuple):
@@ -32,51 +41,108 @@ class Naming(NamedTuple):
 
 def _bert(weights: Weights, n_heads: int | None) -> WeightFactors:
     query, key, value = (
-        _take(weights, f"self.{part}.weight", 2) for part in ("query", "key", "value")
+        take(weights, f"self.{part}.weight", 2) for part in ("query", "key", "value")
     )
     if len(key) != len(query):
-        raise ValueError(f"keys of shape {key.shape} beside queries {query.shape}: {_GROUPED}")
-    heads = _count_heads(n_heads, "self.query.weight", query)
+        raise ValueError(
+            f"keys of shape {key.shape} beside queries {query.shape}: BERT's heads share none; "
+            "rename the weights of one whose heads do to Llama's (q_proj, k_proj, v_proj, o_proj)"
+        )
+    heads = count_heads(n_heads, "self.query.weight", query)
     return WeightFactors(
-        query=_rows("query", query, heads),
-        key=_rows("key", key, heads),
-        value=_rows("value", value, heads),
-        out=_rows("output.dense", _take(weights, "output.dense.weight", 2).T, heads),
-        query_bias=_entries(weights.get("self.query.bias"), heads),
-        key_bias=_entries(weights.get("self.key.bias"), heads),
-        value_bias=_entries(weights.get("self.value.bias"), heads),
+        query=rows_of_heads("query", query, heads),
+        key=rows_of_heads("key", key, heads),
+        value=rows_of_heads("value", value, heads),
+        out=rows_of_heads("output.dense", take(weights, "output.dense.weight", 2).T, heads),
+        query_bias=entries_of_heads(weights.get("self.query.bias"), heads),
+        key_bias=entries_of_heads(weights.get("self.key.bias"), heads),
+        value_bias=entries_of_heads(weights.get("self.value.bias"), heads),
         out_bias=weights.get("output.dense.bias"),
     )
 
 
 def _gpt2(weights: Weights, n_heads: int | None) -> WeightFactors:
-    packed = _take(weights, "c_attn.weight", 2)
+    packed = take(weights, "c_attn.weight", 2)
+    if n_heads and len(packed) * n_heads == packed.shape[1] * (n_heads + 2) and n_heads > 1:
+        return _gpt_bigcode(weights, n_heads)
     if packed.shape[1] != 3 * packed.shape[0]:
         # Some models keep these names for nn.Linear, and not all of them order the rows alike.
         linear = packed.shape[0] == 3 * packed.shape[1]
         raise ValueError(
-            f"c_attn.weight has shape {packed.shape}: GPT-2 keeps (d, 3 d); "
-            + ("transpose the nn.Linear weights c_attn and c_proj" if linear else _GROUPED)
+            f"c_attn.weight has shape {packed.shape}: GPT-2 keeps (d, 3 d), "
+            "multi-query GPTBigCode (d + 2 d / heads, d)"
+            + ("; transpose the nn.Linear weights c_attn and c_proj" if linear else "")
         )
-    heads = _count_heads(n_heads, "c_attn.weight", packed)
+    heads = count_heads(n_heads, "c_attn.weight", packed)
     query, key, value = np.split(packed.T, 3)
     return WeightFactors(
-        query=_rows("query", query, heads),
-        key=_rows("key", key, heads),
-        value=_rows("value", value, heads),
-        out=_rows("c_proj", _take(weights, "c_proj.weight", 2), heads),
-        **_packed_biases(weights.get("c_attn.bias"), heads),
+        query=rows_of_heads("query", query, heads),
+        key=rows_of_heads("key", key, heads),
+        value=rows_of_heads("value", value, heads),
+        out=rows_of_heads("c_proj", take(weights, "c_proj.weight", 2), heads),
+        **packed_biases(weights.get("c_attn.bias"), heads),
         out_bias=weights.get("c_proj.bias"),
     )
 
 
+def _gpt_bigcode(weights: Weights, heads: int) -> WeightFactors:
+    """GPT-2's names for nn.Linear weights, with one key and one value for all heads."""
+    packed = take(weights, "c_attn.weight", 2)
+    d = packed.shape[1]
+    cuts = (d, d + d // heads)
+    query, key, value = np.split(packed, cuts)
+    bias = weights.get("c_attn.bias")
+    biases: dict[str, Any] = {}
+    if bias is not None:
+        if bias.shape != packed.shape[:1]:
+            raise ValueError(f"c_attn.bias has shape {bias.shape} beside {packed.shape}")
+        names = ("query_bias", "key_bias", "value_bias")
+        shares = (entries_of_heads, shared_entries, shared_entries)
+        parts = zip(names, shares, np.split(bias, cuts), strict=True)
+        biases = {name: share(part, heads) for name, share, part in parts}
+    return WeightFactors(
+        query=rows_of_heads("query", query, heads),
+        key=shared_rows("key", key, heads, d // heads),
+        value=shared_rows("value", value, heads, d // heads),
+        out=rows_of_heads("c_proj", take(weights, "c_proj.weight", 2).T, heads),
+        **biases,
+        out_bias=weights.get("c_proj.bias"),
+    )
+
+
+def _llama(weights: Weights, n_heads: int | None) -> WeightFactors:
+    query, key, value = (take(weights, f"{letter}_proj.weight", 2) for letter in "qkv")
+    heads = count_heads(n_heads, "q_proj.weight", query)
+    queries = rows_of_heads("query", query, heads)
+    h = queries.shape[1]
+    out = take(weights, "o_proj.weight", 2)
+    if len(out) != query.shape[1]:
+        raise ValueError(f"o_proj.weight has shape {out.shape} beside tokens of {query.shape[1]}")
+    biases = [weights.get(f"{letter}_proj.bias") for letter in "qkv"]
+    return WeightFactors(
+        query=queries,
+        key=shared_rows("key", key, heads, h),
+        value=shared_rows("value", value, heads, h),
+        out=rows_of_heads("o_proj", out.T, heads),
+        query_bias=entries_of_heads(biases[0], heads),
+        key_bias=shared_entries(biases[1], heads, h),
+        value_bias=shared_entries(biases[2], heads, h),
+        out_bias=weights.get("o_proj.bias"),
+    )
+
+
 def _transformer_lens(weights: Weights, n_heads: int | None) -> WeightFactors:
-    query, key, value, out = (_take(weights, f"W_{letter}", 3) for letter in "QKVO")
+    query, out = take(weights, "W_Q", 3), take(weights, "W_O", 3)
     heads = len(query)
     if n_heads not in (None, heads):
         raise ValueError(f"n_heads={n_heads}: W_Q has shape {query.shape}, {heads} heads")
+    weights = {**weights, **_unshared(weights, heads)}
+    key, value = take(weights, "W_K", 3), take(weights, "W_V", 3)
     if len(key) != heads:
-        raise ValueError(f"W_K has shape {key.shape} beside W_Q {query.shape}: {_GROUPED}")
+        raise ValueError(
+            f"W_K has shape {key.shape} beside W_Q {query.shape}: TransformerLens calls keys that "
+            "heads share _W_K"
+        )
     return WeightFactors(
         query=np.swapaxes(query, 1, 2),
         key=np.swapaxes(key, 1, 2),
@@ -90,81 +156,45 @@ def _transformer_lens(weights: Weights, n_heads: int | None) -> WeightFactors:
 
 
 def _torch(weights: Weights, n_heads: int | None) -> WeightFactors:
-    out = _take(weights, "out_proj.weight", 2)
+    out = take(weights, "out_proj.weight", 2)
     if "in_proj_weight" in weights:
-        packed = _take(weights, "in_proj_weight", 2)
+        packed = take(weights, "in_proj_weight", 2)
         if packed.shape[0] % 3:
             raise ValueError(f"in_proj_weight has shape {packed.shape}: expected (3 d, d)")
         query, key, value = np.split(packed, 3)
     else:
-        query, key, value = (_take(weights, f"{letter}_proj_weight", 2) for letter in "qkv")
+        query, key, value = (take(weights, f"{letter}_proj_weight", 2) for letter in "qkv")
         for name, part in (("kdim", key), ("vdim", value)):
             if part.shape != query.shape:
                 raise ValueError(
                     f"{name}={part.shape[-1]} beside embed_dim={query.shape[-1]}: keys and values "
                     "of another sequence; a layer of self-attention has them equal"
                 )
-    heads = _count_heads(n_heads, "out_proj.weight", out)
+    heads = count_heads(n_heads, "out_proj.weight", out)
     return WeightFactors(
-        query=_rows("query", query, heads),
-        key=_rows("key", key, heads),
-        value=_rows("value", value, heads),
-        out=_rows("out_proj", out.T, heads),
-        **_packed_biases(weights.get("in_proj_bias"), heads),
+        query=rows_of_heads("query", query, heads),
+        key=rows_of_heads("key", key, heads),
+        value=rows_of_heads("value", value, heads),
+        out=rows_of_heads("out_proj", out.T, heads),
+        **packed_biases(weights.get("in_proj_bias"), heads),
         out_bias=weights.get("out_proj.bias"),
     )
 
 
-def _take(weights: Weights, name: str, ndim: int) -> NDArray[Any]:
-    """A weight that must be there; a KeyError names it if not."""
-    array = weights[name]
-    if array.ndim != ndim or array.size == 0:
-        raise ValueError(f"{name} has shape {array.shape}: expected {ndim} axes, none empty")
-    return array
-
-
-def _count_heads(n_heads: int | None, name: str, array: NDArray[Any]) -> int:
-    if n_heads is None:
-        raise ValueError(
-            f"n_heads is missing: {name} of shape {array.shape} does not tell the number of heads; "
-            "pass n_heads (--heads), num_attention_heads in a model's config.json"
-        )
-    if n_heads < 1:
-        raise ValueError(f"n_heads={n_heads}: a layer has at least one head")
-    return n_heads
-
-
-_GROUPED = "grouped or multi-query attention shares keys among heads; mhalearn does not model it"
-
-
-def _rows(name: str, matrix: NDArray[Any], heads: int) -> NDArray[Any]:
-    """(m h, d) as (m, h, d)."""
-    if matrix.shape[0] % heads:
-        raise ValueError(
-            f"n_heads={heads}: the {name} weight has shape {matrix.shape}, "
-            "which does not divide into so many heads"
-        )
-    return matrix.reshape(heads, -1, matrix.shape[1])
-
-
-def _entries(bias: NDArray[Any] | None, heads: int) -> NDArray[Any] | None:
-    """(m h,) as (m, h)."""
-    if bias is None:
-        return None
-    if bias.ndim != 1 or bias.size == 0 or bias.size % heads:
-        raise ValueError(f"a bias has shape {bias.shape}, which does not divide into {heads} heads")
-    return bias.reshape(heads, -1)
-
-
-def _packed_biases(bias: NDArray[Any] | None, heads: int) -> dict[str, Any]:
-    if bias is None:
-        return {}
-    if bias.ndim != 1 or bias.size % 3:
-        raise ValueError(f"the packed bias has shape {bias.shape}: expected (3 d,)")
-    names = ("query_bias", "key_bias", "value_bias")
-    return {
-        name: _entries(part, heads) for name, part in zip(names, np.split(bias, 3), strict=True)
-    }
+def _unshared(weights: Weights, heads: int) -> dict[str, NDArray[Any]]:
+    """What TransformerLens stores once for several heads in a row, head by head."""
+    found = {}
+    for name in ("W_K", "W_V", "b_K", "b_V"):
+        groups = weights.get(f"_{name}")
+        if groups is None:
+            continue
+        if name in weights or groups.ndim == 0 or not divides(len(groups), heads):
+            raise ValueError(
+                f"_{name} has shape {groups.shape} beside {heads} heads: pass weights of one layer "
+                "whose heads share keys and values in equal groups"
+            )
+        found[name] = np.repeat(groups, heads // len(groups), axis=0)
+    return found
 
 
 def _weights_and_biases(*names: str) -> tuple[str, ...]:
@@ -193,10 +223,22 @@ TRANSFORMER_LENS = Naming(
     name="TransformerLens",
     block=r"(?P<root>(?:.*\.)?)blocks\.(?P<layer>\d+)\.attn\.",
     anchor=("W_Q",),
-    reads=tuple(f"{kind}_{letter}" for kind in "Wb" for letter in "QKVO"),
+    reads=(
+        *(f"{kind}_{letter}" for kind in "Wb" for letter in "QKVO"),
+        *(f"_{kind}_{letter}" for kind in "Wb" for letter in "KV"),
+    ),
     ignores="mask|IGNORE",
     causal=False,  # unless a mask says otherwise
     factors=_transformer_lens,
+)
+LLAMA = Naming(
+    name="Llama without rotary positions",
+    block=r"(?P<root>(?:.*\.)?)layers\.(?P<layer>\d+)\.self_attn\.",
+    anchor=("q_proj.weight",),
+    reads=_weights_and_biases("q_proj", "k_proj", "v_proj", "o_proj"),
+    ignores="",
+    causal=True,
+    factors=_llama,
 )
 TORCH = Naming(
     name="torch.nn.MultiheadAttention",

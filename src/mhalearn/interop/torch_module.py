@@ -26,7 +26,8 @@ def from_torch(module: Any, *, causal: bool = False) -> AttentionLayer:
     if not isinstance(module, torch.nn.MultiheadAttention):
         inner = " (its self_attn is one)" if hasattr(module, "self_attn") else ""
         raise ValueError(
-            f"{type(module).__name__} is not a torch.nn.MultiheadAttention{inner}: pass one"
+            f"{type(module).__name__} is not a torch.nn.MultiheadAttention{inner}: pass one, "
+            "or learn the layer from Examples.from_callable"
         )
     if type(module).forward is not torch.nn.MultiheadAttention.forward:
         raise ValueError(f"{type(module).__name__} has a forward of its own: pass torch's module")

@@ -7,7 +7,7 @@ nothing is open. The freedom of factors, which changes no head, does no harm.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,18 +16,25 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 from jax.flatten_util import ravel_pytree
+from numpy.typing import NDArray
 
 from mhalearn._runtime.devices import replicate
 from mhalearn._runtime.programs import compiled, in_float64, in_single
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Array, Float64
 from mhalearn.data import Examples
+from mhalearn.judge.feature_units import (
+    layer_in_feature_units,
+    measure_feature_sizes,
+    problem_in_feature_units,
+)
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.dense import Dense, DenseHeads
 from mhalearn.layer.factored import Factored, Factors
 from mhalearn.layer.layer import AttentionLayer
-from mhalearn.layer.parametrisation import Parametrisation
+from mhalearn.layer.parametrisation import Parametrisation, Params
+from mhalearn.layer.units import Units
 from mhalearn.solvers.cg import CGResult, conjugate_gradients
 from mhalearn.solvers.normal_equations import curvature
 from mhalearn.solvers.scaled_problem import Problem, make_problem
@@ -64,34 +71,33 @@ def run_rank_test(
     limit of examples. Memory: a few copies of those.
 
     Only layers of the architecture's rank are considered where the heads have no less than that
-    rank; of all others every layer.
+    rank; of all others every layer. At a matrix of less rank than h, those of rank h lie in all
+    directions of low rank, and a linear space that holds these holds all: so it takes examples
+    enough for matrices of any rank, some twice their counting limit, to exclude another layer.
+    Features are in units of their own size (`feature_units`), and the amplification in common ones.
     Trust: a direction that is open is missed with probability 1e-5; the smallest singular value,
     from the Lanczos matrix of the conjugate gradients, is met from above, hence a margin of two.
     """
     architecture = architecture.with_heads(layer.n_heads)
     rng = generator(seed, Stream.RANK_TEST)
-    order = rng.permutation(examples.n)
-
-    def prepare(kind: Parametrisation, enough: float = _ENOUGH) -> tuple[Problem, int]:
-        limit = examples.counting_limit(kind.architecture)
-        count = int(min(examples.n, np.ceil(enough * limit)))
-        return make_problem(examples.subset(np.sort(order[:count])), kind), count
-
-    problem, count = prepare(architecture.parametrisation())
-    kind = problem.parametrisation
-    at = kind.from_layer(layer, problem.units)
-    if isinstance(kind, Factored) and not kind.has_full_rank(at, layer, problem.units):
+    asked = _Asked(layer, examples, rng.permutation(examples.n))
+    question = asked.prepare(architecture.parametrisation())
+    kind = question.problem.parametrisation
+    if isinstance(kind, Factored) and not kind.has_full_rank(
+        question.params, question.layer, question.problem.units
+    ):
         # Where nothing is open among all layers, nothing is among those of a rank.
-        problem, count = prepare(Dense(architecture.with_any_rank()))
-        kind = problem.parametrisation
-        at = kind.from_layer(layer, problem.units)
+        question = asked.prepare(Dense(architecture.with_any_rank()))
+        kind = question.problem.parametrisation
+    at = question.params
     flat, unflatten = ravel_pytree(at)
     u = jnp.asarray(rng.standard_normal(flat.size))
     changes = partial(_measure_changes, at)
     whole = changes(unflatten(u))
     left, null_component, weakest, asked_more = u, 1.0, np.inf, False
     for _ in range(_ROUNDS):
-        found = replicate(_answer(at, problem.data, left, kind, problem.devices))
+        data, devices = question.problem.data, question.problem.devices
+        found = replicate(_answer(at, data, left, kind, devices))
         left = left - found.solution
         weakest = min(weakest, _smallest_eigenvalue(found))
         # Where no change of the factors moves a matrix that is zero, nothing is known of it.
@@ -103,18 +109,54 @@ def run_rank_test(
             break
         if not found.converged and not asked_more:
             # Too badly conditioned to solve: ask more. All that was seen they see.
-            problem, count = prepare(kind, _MOST)
+            question = asked.ask_more(question)
             asked_more, weakest = True, np.inf
         elif not null_component < before / 2:
             break
     if not (null_component < NULL_TOLERANCE and weakest > 0):
-        return RankTest(null_component, np.inf, count)
-    theta = float(np.sqrt(np.mean(np.sum(problem.theta(layer) ** 2, axis=(1, 2))))) or 1.0
-    w = float(np.sqrt(np.sum(problem.w(layer) ** 2) / layer.n_heads)) or 1.0
-    steepest = _steepest(at)
-    relative = max(steepest[0] / theta, steepest[1] / w)
-    error_amplification = _MARGIN * relative / (math.sqrt(weakest) * problem.units.y_scale)
-    return RankTest(null_component, error_amplification, count)
+        return RankTest(null_component, np.inf, question.count)
+    error_amplification = _MARGIN * _steepest(layer, question) / math.sqrt(weakest)
+    return RankTest(null_component, error_amplification / question.units.y_scale, question.count)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Some examples, and a layer whose changes they may show; features in units of their own."""
+
+    problem: Problem
+    params: Params
+    layer: AttentionLayer
+    sizes: Float64  # of the features
+    units: Units  # in which all features have one unit
+    count: int  # of the examples
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked about, and in which order examples are looked at."""
+
+    layer: AttentionLayer
+    examples: Examples
+    order: NDArray[np.int64]
+
+    def prepare(self, kind: Parametrisation) -> _Question:
+        found, count = self._some(kind, _ENOUGH)
+        sizes = measure_feature_sizes(found)
+        problem = problem_in_feature_units(found, sizes)
+        layer = layer_in_feature_units(self.layer, sizes)
+        params = kind.from_layer(layer, problem.units)
+        return _Question(problem, params, layer, sizes, found.units, count)
+
+    def ask_more(self, question: _Question) -> _Question:
+        """The same of more examples, in the same units."""
+        found, count = self._some(question.problem.parametrisation, _MOST)
+        problem = problem_in_feature_units(found, question.sizes)
+        return replace(question, problem=problem, count=count)
+
+    def _some(self, kind: Parametrisation, enough: float) -> tuple[Problem, int]:
+        limit = self.examples.counting_limit(kind.architecture)
+        count = int(min(self.examples.n, np.ceil(enough * limit)))
+        return make_problem(self.examples.subset(np.sort(self.order[:count])), kind), count
 
 
 @partial(compiled, static_argnums=(3, 4))
@@ -171,10 +213,22 @@ def _norms(lefts: list[Float64], rights: list[Float64]) -> Float64:
     return np.linalg.norm(triangle @ right, axis=(1, 2))
 
 
-def _steepest(at: DenseHeads | Factors) -> tuple[float, float]:
-    """How far a unit step of the parameters moves a Theta or a W at most."""
+def _steepest(layer: AttentionLayer, question: _Question) -> float:
+    """How far a unit step of the parameters moves a Theta or a W at most, with all features in one
+    unit again, relative to the size of a head: what is small among the features is magnified."""
+    at, units, bias = question.params, question.units, question.problem.bias
+    theta = float(np.sqrt(np.mean(np.sum(units.theta(layer, bias) ** 2, axis=(1, 2))))) or 1.0
+    w = float(np.sqrt(np.sum(units.w(layer, bias) ** 2) / layer.n_heads)) or 1.0
+    sizes = question.sizes / units.x_scale
+    least = min(1.0, float(sizes.min()))
     if isinstance(at, DenseHeads):
-        return 1.0, 1.0
-    sizes = [float(np.linalg.norm(np.asarray(part), 2, axis=(1, 2)).max()) for part in at[:4]]
-    query, key, value, out = sizes
-    return math.hypot(query, key), max(1.0, math.hypot(value, out))
+        return max(least**-2 / theta, 1 / (least * w))
+    of_queries = np.append(sizes, np.ones(question.problem.query_dim - len(sizes)))
+    of_out = np.ones(at.out.shape[1])
+    pairs = zip(at[:4], (of_queries, sizes, sizes, of_out), strict=True)
+    query, key, value, out = (
+        float(np.linalg.norm(np.asarray(part) / by[:, None], 2, axis=(1, 2)).max())
+        for part, by in pairs
+    )
+    steepest_w = max(1.0, math.hypot(value, out / least))
+    return max(math.hypot(query, key) / (least * theta), steepest_w / w)

@@ -15,7 +15,7 @@ class Comparison:
     """Errors of matched heads, relative to max(norm of the true head, rms norm over heads).
 
     order[i] is the learned head matched with true head i. Layers that cannot be matched (other head
-    count, width, or mask) have no errors a head and max_error = inf.
+    count, width, or mask) have no errors a head and max_error = inf, and `why` is a sentence.
     """
 
     order: NDArray[np.int64]
@@ -24,6 +24,7 @@ class Comparison:
     key_vector_errors: Float64
     out_bias_error: float
     max_error: float
+    why: str = ""  # the layers cannot be matched; empty where they are
 
     @property
     def comparable(self) -> bool:
@@ -37,10 +38,10 @@ def compare(learned: AttentionLayer, truth: AttentionLayer) -> Comparison:
     absent key vector or output bias counts as zero; where the true ones vanish, their errors are
     relative to a row of Theta and of W. Canonical forms are not taken here: ask for them first.
     """
-    same_shape = learned.theta.shape == truth.theta.shape and learned.w.shape == truth.w.shape
-    if not same_shape or learned.causal != truth.causal:
+    why = _explain_mismatch(learned, truth)
+    if why:
         none = np.zeros(0)
-        return Comparison(np.zeros(0, np.int64), none, none, none, np.inf, np.inf)
+        return Comparison(np.zeros(0, np.int64), none, none, none, np.inf, np.inf, why)
     root_d = np.sqrt(truth.d)
     theta_scale = _scales(truth.theta)
     w_scale = _scales(truth.w)
@@ -57,6 +58,27 @@ def compare(learned: AttentionLayer, truth: AttentionLayer) -> Comparison:
     )
     worst = max(theta_errors.max(), w_errors.max(), key_errors.max(), bias_error)
     return Comparison(order, theta_errors, w_errors, key_errors, bias_error, float(worst))
+
+
+def _explain_mismatch(learned: AttentionLayer, truth: AttentionLayer) -> str:
+    """Why no head of one can be matched with one of the other; empty where all can."""
+    reasons = []
+    if learned.d != truth.d:
+        reasons.append(f"tokens of {learned.d} features beside {truth.d}")
+    if learned.out_dim != truth.out_dim:
+        reasons.append(f"outputs of {learned.out_dim} features beside {truth.out_dim}")
+    if learned.causal != truth.causal:
+        reasons.append(
+            "one layer is causal, the other is not: from_torch(module, causal=True) or import "
+            "--causal reads the mask that a module does not store"
+        )
+    if learned.n_heads != truth.n_heads:
+        heads = "1 head" if learned.n_heads == 1 else f"{learned.n_heads} heads"
+        reasons.append(
+            f"{heads} beside {truth.n_heads}: layer.canonical() merges heads of "
+            "equal attention and drops those of zero W"
+        )
+    return "; ".join(reasons)
 
 
 def _scales(true: Float64, least: float = 0.0) -> Float64:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
 import os
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -21,15 +23,17 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mhalearn.studio.connections import FewRequests, PromptProtocol
 from mhalearn.studio.request import INPUTS, PRESETS, Limits, bounds, list_methods, read_wish
 from mhalearn.studio.runs import Runs, StudioRun, TooManyRuns
 
 HOST = "127.0.0.1"
 _NAMES = ("127.0.0.1", "localhost")
+_OWN_HOST = re.compile(rf"({'|'.join(map(re.escape, _NAMES))})(:[0-9]{{1,5}})?", re.IGNORECASE)
 _PAGE = Path(__file__).parent / "page"
 _LARGEST_BODY = 4096
-# Connections at a time: a browser opens six, and each tab keeps one to watch its run.
-_CONNECTIONS = 64
+# Seconds for the body of a request, which is one small object.
+_BODY_SECONDS = 3.0
 _POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
 
 
@@ -53,7 +57,7 @@ def make_app(limits: Limits, environment: dict[str, str] | None = None) -> Starl
             Route("/runs/{number:int}/report", answers.report),
             Mount("/", StaticFiles(directory=_PAGE, html=True)),
         ],
-        middleware=[Middleware(OnlyThisPage)],
+        middleware=[Middleware(OnlyThisPage), Middleware(FewRequests)],
         lifespan=lifespan,
     )
     app.state.runs = runs
@@ -139,10 +143,6 @@ class OnlyThisPage:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = _objection(scope["method"], Headers(scope=scope))
-        if refusal is not None:
-            await _refuse(403, refusal)(scope, receive, send)
-            return
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -154,12 +154,14 @@ class OnlyThisPage:
                 ]
             await send(message)
 
-        await self._app(scope, receive, guarded)
+        refusal = _objection(scope["method"], Headers(scope=scope))
+        answer = self._app if refusal is None else _refuse(403, refusal)
+        await answer(scope, receive, guarded)
 
 
 def _objection(method: str, headers: Headers) -> str | None:
     host = headers.get("host", "")
-    if host.partition(":")[0].lower() not in _NAMES:
+    if not _OWN_HOST.fullmatch(host):
         return f"open the studio under {' or '.join(_NAMES)}, not under another name"
     if method in ("GET", "HEAD"):
         return None
@@ -183,10 +185,14 @@ def _refuse(code: int, why: str) -> Response:
 
 async def _json_body(request: Request) -> Any:
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _LARGEST_BODY:
-            raise ValueError(f"a request has at most {_LARGEST_BODY} bytes")
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > _LARGEST_BODY:
+                    raise ValueError(f"a request has at most {_LARGEST_BODY} bytes")
+    except TimeoutError:
+        raise ValueError(f"the body did not come within {_BODY_SECONDS:g} seconds") from None
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ValueError("send JSON, with Content-Type: application/json")
     try:
@@ -218,7 +224,7 @@ def serve(
             app,
             log_level="warning",
             access_log=False,
-            limit_concurrency=_CONNECTIONS,
+            http=PromptProtocol,
             server_header=False,
             timeout_graceful_shutdown=5,
             lifespan="on",
