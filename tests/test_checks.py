@@ -349,7 +349,7 @@ FOUND = [
         "not explained",
         {**NOISY, "residual_law": ResidualLaw(2.0, None, by_size=True)},
         FITTED,
-        "what is left varies in size with the tokens and is larger in a few rows than noise",
+        "what is left varies in size with the tokens and is large in a few rows (kurtosis 2 times",
         None,
     ),
     (

@@ -24,12 +24,12 @@ from mhalearn.data.label_precision import label_precision
 from mhalearn.judge.certificate import Certificate
 from mhalearn.judge.consistency_checks import has_outliers, is_noise_without_outliers
 from mhalearn.judge.evidence import Evidence
-from mhalearn.judge.noise import refitted, with_noise
+from mhalearn.judge.noise import refitted
 from mhalearn.judge.residuals import measure_residuals
 from mhalearn.judge.score import determination
 from mhalearn.judge.solution import Solution
 from mhalearn.judge.subsets import Subsets, split_to_certify
-from mhalearn.judge.verdict import judge
+from mhalearn.judge.verdict import Verdict, agree, judge
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
@@ -228,16 +228,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             run.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
         verdict = judge(evidence)
         layer, reason = evidence.layer, verdict.reason
-        if certificate is not None and verdict.outcome is not Outcome.RECOVERED:
-            certificate = certificate.withdrawn(reason)
-            fitted = verdict.outcome in (Outcome.FITTED, Outcome.STUCK)
-            if not verdict.has_error_bars and (fitted or not evidence.leaves_nothing):
-                certificate = certificate.without_noise()
-            elif verdict.outcome is Outcome.FITTED:
-                certificate = with_noise(certificate, evidence.train_noise)
-                if self.polish and not run.is_over() and is_noise_without_outliers(evidence):
-                    layer, certificate, told = self._refit(certificate, evidence)
-                    reason += told
+        certificate = agree(evidence, verdict)
+        if certificate is not None and self._may_refit(verdict, evidence):
+            cause = "Noise" if verdict.findings[0].name == "noise" else "Rounding"
+            layer, certificate, told = self._refit(certificate, evidence, cause)
+            reason += told
         run.emit("outcome", detail=f"{verdict.outcome.name}: {reason}")
         return Solution(
             layer=layer.replace(seen=self._seen),
@@ -307,8 +302,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             check_start(checkpoint.start, self, examples)
         return checkpoint
 
+    def _may_refit(self, verdict: Verdict, evidence: Evidence) -> bool:
+        """Whether what is left is noise, and there is time to fit all examples."""
+        fitted = verdict.outcome is Outcome.FITTED and verdict.has_error_bars
+        may = fitted and self.polish and not self._run.is_over()
+        return may and is_noise_without_outliers(evidence)
+
     def _refit(
-        self, certificate: Certificate, evidence: Evidence
+        self, certificate: Certificate, evidence: Evidence, cause: str
     ) -> tuple[Layer, Certificate, str]:
         """Under noise what certified, or was left where it is, is worth more fitted.
 
@@ -333,7 +334,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         residuals = measure_residuals(layer, examples, evidence.label_precision)
         if has_outliers(residuals):
             return evidence.layer, certificate, ""
-        refit = refitted(certificate, layer, examples, architecture, residuals, working_set)
+        refit = refitted(certificate, layer, examples, architecture, residuals, working_set, cause)
         return layer, refit, told
 
     def _listener(self, progress: Progress) -> Callable[[Event], None]:

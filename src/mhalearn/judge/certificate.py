@@ -29,6 +29,7 @@ from mhalearn.data.input_information import (
 from mhalearn.data.label_precision import label_precision
 from mhalearn.judge.identifiability import Identifiability, assess_identifiability
 from mhalearn.judge.residuals import Residuals, measure_residuals
+from mhalearn.judge.rounding_test import run_rounding_test
 from mhalearn.judge.sign_symmetry import find_sign_symmetry
 from mhalearn.judge.spectrum import Parameters
 from mhalearn.layer.architecture import Architecture
@@ -67,6 +68,8 @@ class Certificate:
     statement: str
     refitted: bool = False  # fitted to all examples after it was certified
     n_groups: int | None = None  # examples that ask something new; None where all were taken to
+    # The largest smooth deviation from a layer, relative to the labels, that would not be seen.
+    undetected: float | None = None
 
     def __repr__(self) -> str:
         """Short: the arrays would fill the screen."""
@@ -158,6 +161,10 @@ def certify(
     if fresh is None:
         return _without_fresh(certificate)
     objection = _objection(examples, information, learned_from, architecture, precision.unit)
+    if objection is None and certificate.recovered and precision.name != "float64":
+        test = run_rounding_test(layer, examples, architecture, residuals)
+        certificate = replace(certificate, undetected=test.undetected)
+        objection = None if test.passed else test.describe(residuals)
     return certificate if objection is None else certificate.withdrawn(objection)
 
 
@@ -219,6 +226,7 @@ def make_certificate(
             f"examples{_of_groups(n, n_groups)} exceeded it)."
         ),
         n_groups=n_groups,
+        undetected=max(residuals.root_relative, residuals.rounding),
     )
 
 
@@ -374,9 +382,10 @@ def _reason(
         )
     among = ""
     if architecture.is_low_rank:
-        among = f", among layers with Theta and W of rank {architecture.head_dim}"
+        among = f" with Theta and W of rank {architecture.head_dim}"
     every = "its one head" if architecture.heads == 1 else f"all {architecture.heads} heads"
     return (
         f"the relative residual {error:.2g} is at the precision of the {residuals.precision} "
-        f"labels and the inputs determine {every}{among}"
+        f"labels and no nearby layer{among} meets them: the inputs determine {every}, but for "
+        "distant layers, of which only mirrored heads were tried"
     )

@@ -121,11 +121,6 @@ class Evidence:
     def _residuals(self, examples: Examples) -> Residuals:
         return measure_residuals(self.layer, examples, self.label_precision)
 
-    @property
-    def leaves_nothing(self) -> bool:
-        """Whether `certify` is explained to the precision of its labels."""
-        return self.certify_residuals is not None and self.certify_residuals.exact
-
     @cached_property
     def certificate(self) -> Certificate | None:
         """What `certify` says of the layer within its class; None where no example was spared."""

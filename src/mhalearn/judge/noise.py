@@ -49,11 +49,12 @@ def refitted(
     architecture: Architecture,
     residuals: Residuals | None = None,
     working_set: Examples | None = None,
+    cause: str = "Noise",
 ) -> Certificate:
     """The certificate of a layer that was fitted to all examples after it was certified.
 
     residuals: of the layer on the examples, where they are known. working_set: random ones of them,
-    in memory, whose inputs stand for all.
+    in memory, whose inputs stand for all. cause: of the errors, "Noise" or "Rounding".
 
     The noise and the intervals, both to first order, are those of that fit. No example is left to
     vouch for fresh inputs, so the tail is given up.
@@ -76,7 +77,7 @@ def refitted(
         null_dimension=None if spectrum is None else spectrum.null_dimension,
         intervals=intervals,
         statement=(
-            f"Noise of level {noise:.3g} is estimated from the residual, and with it, to first "
+            f"{cause} of level {noise:.3g} is estimated from the residual, and with it, to first "
             f"order, an interval of confidence {1 - certificate.delta:.10g} for each parameter. "
             "The layer was fitted to all examples: nothing is promised about fresh inputs."
         ),

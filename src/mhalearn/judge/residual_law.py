@@ -43,8 +43,12 @@ class ResidualLaw(NamedTuple):
         if self.by_size:
             told.append("varies in size with the tokens")
         if self.heavy_tails is not None:
-            how = "is larger in a few rows than" if self.heavy_tails > 1 else "is more even than"
-            told.append(f"{how} noise (kurtosis {self.heavy_tails:.2g} times a Gaussian's)")
+            how = (
+                "is large in a few rows"
+                if self.heavy_tails > 1
+                else "is nearly the same in all rows"
+            )
+            told.append(f"{how} (kurtosis {self.heavy_tails:.2g} times a Gaussian's)")
         return " and ".join(told)
 
 

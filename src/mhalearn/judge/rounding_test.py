@@ -40,6 +40,20 @@ class RoundingTest(NamedTuple):
     def passed(self) -> bool:
         return self.residual <= self.allowed and self.departure is None
 
+    def describe(self, residuals: Residuals) -> str:
+        """Why it was not passed."""
+        told = f"the relative residual {self.residual:.2g} is more than the rounding of labels"
+        if self.departure is None:
+            return (
+                f"{told}, and more than computing in {residuals.precision} leaves "
+                f"({self.expected:.2g}); what it is no test says"
+            )
+        units = np.sqrt(self.departure.share) * self.residual / residuals.unit
+        return (
+            f"{told}: {units:.1f} units in the last place depend on the inputs; "
+            f"{self.departure.alternative.suggests}, or something like it"
+        )
+
 
 def run_rounding_test(
     layer: Layer,

@@ -168,14 +168,8 @@ def coarse_departure(evidence: Evidence) -> Found | None:
     """Below the precision of float32, float16 or bfloat16, many examples show a departure."""
     if not _is_coarse_exact(evidence) or evidence.rounding_test.departure is None:
         return None
-    found, train = evidence.rounding_test.departure, evidence.train_residuals
-    size = np.sqrt(found.share) * evidence.rounding_test.residual / train.unit
-    return (
-        Outcome.FITTED,
-        f"{_more_than_rounding(evidence)}: {size:.1f} units in the last place depend on the "
-        f"inputs; {found.alternative.suggests}, or something like it",
-        {"share": found.share, "units": size},
-    )
+    sentence = evidence.rounding_test.describe(evidence.train_residuals)
+    return Outcome.FITTED, sentence, {"share": evidence.rounding_test.departure.share}
 
 
 @check("more than computing leaves", expensive=True)
@@ -183,13 +177,9 @@ def more_than_computing(evidence: Evidence) -> Found | None:
     """Below the precision of the labels, but more than a box that computes in it would leave."""
     if not _is_coarse_exact(evidence) or evidence.rounding_test.passed:
         return None
-    test, train = evidence.rounding_test, evidence.train_residuals
-    return (
-        Outcome.FITTED,
-        f"{_more_than_rounding(evidence)}, and more than computing in {train.precision} leaves "
-        f"({test.expected:.2g}); what it is no test says",
-        {"residual": test.residual, "expected": test.expected},
-    )
+    test = evidence.rounding_test
+    sentence = test.describe(evidence.train_residuals)
+    return Outcome.FITTED, sentence, {"residual": test.residual, "expected": test.expected}
 
 
 @check("overfitted", expensive=True)
@@ -259,9 +249,9 @@ def not_explained(evidence: Evidence) -> Found | None:
         why = "asked twice the box answers the same, so it is not noise: a layer that the search "
         why += "did not find, or labels that no attention layer makes"
     else:
-        described = "is not told from noise" if law is None else law.describe()
-        why = f"what is left {described}, and no test explains it: noise that varies, a few wrong "
-        why += "labels, a layer that the search did not find, or labels that no layer makes"
+        assert law is not None
+        why = f"what is left {law.describe()}, and no test explains it: errors that vary in size, "
+        why += "a few wrong labels, a layer that the search did not find, or no layer at all"
     return (
         Outcome.FITTED if low else Outcome.STUCK,
         f"{describe_error(evidence)}; {why}",

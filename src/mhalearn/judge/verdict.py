@@ -1,10 +1,12 @@
 """Which outcome a candidate deserves, and why, in one sentence."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mhalearn.judge.certificate import Certificate
 from mhalearn.judge.checks import CHECKS, OBJECTIONS
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Check, Finding
+from mhalearn.judge.noise import with_noise
 from mhalearn.run.outcome import Outcome
 
 
@@ -53,6 +55,24 @@ def judge(
         objected = [finding for check in objections for finding in _asked(check, evidence)]
         found = objected + found
     return Verdict(tuple(found))
+
+
+def agree(evidence: Evidence, verdict: Verdict) -> Certificate | None:
+    """The certificate with nothing in it that the verdict contradicts: a noise level and intervals
+    stand only where what is left is the rounding of labels, or may be taken for noise."""
+    certificate = evidence.certificate
+    if certificate is None:
+        return None
+    if verdict.outcome is Outcome.RECOVERED:
+        if certificate.label_precision == "float64":
+            return certificate
+        return replace(certificate, undetected=evidence.rounding_test.undetected)
+    certificate = certificate.withdrawn(verdict.reason)
+    if verdict.has_error_bars:
+        return with_noise(certificate, evidence.train_noise)
+    fitted = verdict.outcome in (Outcome.FITTED, Outcome.STUCK)
+    met = evidence.certify_residuals is not None and evidence.certify_residuals.exact
+    return certificate if met and not fitted else certificate.without_noise()
 
 
 def _asked(check: Check, evidence: Evidence) -> list[Finding]:

@@ -80,7 +80,7 @@ def list_numbers(certificate: Certificate) -> list[tuple[str, str]]:
         (f"Relative error on them, its root{before}", number(math.sqrt(certificate.relative_mse))),
         ("Precision of the labels", certificate.label_precision),
         ("Relative error that counts as exact there", f"at most {number(certificate.floor)}"),
-        ("Noise level, in units of the labels", number(certificate.noise_level)),
+        ("Noise level, in units of the labels", _noise_level(certificate)),
         ("Relative error t that is asked for", number(certificate.threshold)),
         (f"Certifying examples with an error above t{before}", number(certificate.n_exceeding)),
         (
@@ -90,6 +90,9 @@ def list_numbers(certificate: Certificate) -> list[tuple[str, str]]:
         ("Confidence", f"{100 * (1 - certificate.delta):g} %"),
         ("Directions the inputs leave open", _open_directions(certificate)),
     ]
+    if certificate.undetected is not None and certificate.recovered:
+        seen = f"up to {number(certificate.undetected)} of the labels"
+        rows.append(("Smooth deviation from a layer that would not be seen", seen))
     if certificate.n_seen:
         rows.append(("Left out because they were learned from", number(certificate.n_seen)))
     if certificate.intervals is not None:
@@ -100,6 +103,12 @@ def list_numbers(certificate: Certificate) -> list[tuple[str, str]]:
                 said = f"{number(np.median(known))} median, {number(known.max())} widest"
                 rows.append((f"Half-width of the intervals for {symbols.get(name, name)}", said))
     return rows
+
+
+def _noise_level(certificate: Certificate) -> str:
+    if certificate.noise_level is None:
+        return "none: what is left is not known to be noise"
+    return number(certificate.noise_level)
 
 
 def _open_directions(certificate: Certificate) -> str:
