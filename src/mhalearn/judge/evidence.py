@@ -17,7 +17,7 @@ from mhalearn.judge.missing_head import one_more_head
 from mhalearn.judge.noise import estimate_noise
 from mhalearn.judge.residual_correlation import measure_residual_correlation
 from mhalearn.judge.residual_dependence import residual_dependence_test
-from mhalearn.judge.residual_law import ResidualLaw, describe_residual_law
+from mhalearn.judge.residual_law import ResidualLaw, Rows, describe_residual_law, rows_of
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.rounding_test import RoundingTest, run_rounding_test
 from mhalearn.judge.subsets import Subsets
@@ -188,7 +188,9 @@ class Evidence:
 
     @cached_property
     def tangent_space(self) -> TangentSpace:
-        assert self.fitted_attention is not None
+        """Of another kind of attention only its dimension is known."""
+        if self.fitted_attention is None:
+            return TangentSpace(None, None, self.class_of_layer.count(), None)
         return measure_tangent_space(self.fitted_attention)
 
     @cached_property
@@ -199,11 +201,14 @@ class Evidence:
         return find_departures(self.fitted_attention, self.tangent_space).found
 
     @cached_property
-    def residual_law(self) -> ResidualLaw | None:
-        """Whether what is left is like noise; None for another kind of attention."""
-        if self.fitted_attention is None:
-            return None
-        return describe_residual_law(self.fitted_attention, self.tangent_space)
+    def residual_law(self) -> ResidualLaw:
+        """Whether what is left of `train` is like noise."""
+        fitted = self.fitted_attention
+        if fitted is None:
+            rows = rows_of(self.layer, self.train)
+        else:
+            rows = Rows(fitted.x, fitted.inside, fitted.outputs.sum(axis=1), fitted.residual)
+        return describe_residual_law(rows, self.tangent_space)
 
     @cached_property
     def rounding_test(self) -> RoundingTest:

@@ -74,8 +74,7 @@ def positions(evidence: Evidence) -> Found | None:
         return None
     found = [departure for departure in evidence.departures if departure.alternative.positional]
     share = found[0].share if found else 0.0
-    law = evidence.residual_law
-    uneven = law.by_position if law is not None and fit is Fit.PARTIAL else None
+    uneven = evidence.residual_law.by_position if fit is Fit.PARTIAL else None
     if uneven is not None and not evidence.architecture.causal and share == 0.0:
         return (
             structured_outcome(evidence),

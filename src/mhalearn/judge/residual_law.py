@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from scipy.stats import f as f_distribution
 
 from mhalearn._runtime.types import Float64
-from mhalearn.judge.fitted_attention import FittedAttention
+from mhalearn.data import Examples
 from mhalearn.judge.tangent_space import TangentSpace
+from mhalearn.layer.base import Layer
 
 # Mardia's kurtosis: by so many standard deviations, and by so much, off that of a Gaussian.
 _DEVIATIONS, _EXCESS = 6.0, 0.2
@@ -22,6 +23,7 @@ _UNLIKELY = 1e-6
 _GROUPS = 8
 # A fit takes a share of each row's noise; rows of which it takes more say nothing.
 _MOST_TAKEN = 0.9
+_MOST_ROWS = 1500
 
 
 class ResidualLaw(NamedTuple):
@@ -52,25 +54,43 @@ class ResidualLaw(NamedTuple):
         return " and ".join(told)
 
 
-def describe_residual_law(fitted: FittedAttention, tangent: TangentSpace) -> ResidualLaw:
+class Rows(NamedTuple):
+    """What a layer of any kind makes of some examples."""
+
+    x: Float64  # (n, k, d)
+    inside: NDArray[np.bool_]  # (n, k)
+    outputs: Float64  # (n, k, e)
+    residual: Float64  # (n, k, e)
+
+
+def rows_of(layer: Layer, examples: Examples) -> Rows:
+    """Of at most 1500 rows of the examples."""
+    x, y, lengths = examples.subset(slice(0, max(2, _MOST_ROWS // examples.k))).arrays()
+    inside = np.arange(examples.k) < lengths[:, None]
+    outputs = layer(x, lengths)
+    tokens = x.astype(np.float64) * inside[..., None]
+    return Rows(tokens, inside, outputs, (y - outputs) * inside[..., None])
+
+
+def describe_residual_law(rows: Rows, tangent: TangentSpace) -> ResidualLaw:
     """Trust: three tests of noise that is Gaussian, independent and of one size, each with a false
     alarm in some million; not tests of independence. Cost: O(N e + e^3)."""
-    n, k, e = fitted.residual.shape
-    left = tangent.project(fitted.residual.reshape(1, -1))[0].reshape(n, k, e)
-    taken = np.full((n, k), tangent.rank / max(fitted.n_scalars, 1))
+    n, k, e = rows.residual.shape
+    left = tangent.project(rows.residual.reshape(1, -1))[0].reshape(n, k, e)
+    taken = np.full((n, k), tangent.rank / max(rows.inside.sum() * e, 1))
     if tangent.leverage is not None:
         taken = tangent.leverage.reshape(n, k, e).mean(axis=-1)
-    telling = fitted.inside & (taken < _MOST_TAKEN)
+    telling = rows.inside & (taken < _MOST_TAKEN)
     if telling.sum() <= 2 * e + 10:
         return ResidualLaw(None, None, False)
-    rows = left / np.sqrt(np.where(telling, 1 - taken, 1.0))[..., None]
-    whitened = _whiten(rows[telling])
+    left = left / np.sqrt(np.where(telling, 1 - taken, 1.0))[..., None]
+    whitened = _whiten(left[telling])
     if whitened.shape[1] == 0:
         return ResidualLaw(None, None, False)
     energy = np.zeros((n, k))
     energy[telling] = np.sum(whitened**2, axis=1) / whitened.shape[1] - 1
     return ResidualLaw(
-        _kurtosis(whitened), _worst_position(energy, telling), _varies(fitted, energy, telling)
+        _kurtosis(whitened), _worst_position(energy, telling), _varies(rows, energy, telling)
     )
 
 
@@ -106,8 +126,8 @@ def _worst_position(energy: Float64, telling: NDArray[np.bool_]) -> float | None
     return float(np.sqrt(1 + max(0.0, float(means.mean(axis=0).max()))))
 
 
-def _varies(fitted: FittedAttention, energy: Float64, telling: NDArray[np.bool_]) -> bool:
-    sizes = [np.sum(fitted.x**2, axis=-1), np.sum(fitted.outputs.sum(axis=1) ** 2, axis=-1)]
+def _varies(rows: Rows, energy: Float64, telling: NDArray[np.bool_]) -> bool:
+    sizes = [np.sum(rows.x**2, axis=-1), np.sum(rows.outputs**2, axis=-1)]
     found = []
     for size in sizes:
         about = np.where(telling, size - size[telling].mean(), 0.0)

@@ -229,8 +229,7 @@ def noise(evidence: Evidence) -> Found | None:
     certify = evidence.certify_residuals
     if classify_fit(evidence) is not Fit.PARTIAL or certify is None:
         return None
-    law = evidence.residual_law
-    if (law is not None and not law.is_noise) or _is_deterministic(evidence):
+    if not evidence.residual_law.is_noise or _is_deterministic(evidence):
         return None
     sentence = f"{describe_error(evidence)}; the rest looks like noise"
     return Outcome.FITTED, sentence, {"relative_squared_error": certify.root_relative**2}
@@ -242,16 +241,15 @@ def not_explained(evidence: Evidence) -> Found | None:
     certify = evidence.certify_residuals
     if classify_fit(evidence) is not Fit.PARTIAL or certify is None:
         return None
-    law = evidence.residual_law
     error = certify.root_relative**2
     low = error <= _LOW_UNEXPLAINED
     if _is_deterministic(evidence):
         why = "asked twice the box answers the same, so it is not noise: a layer that the search "
         why += "did not find, or labels that no attention layer makes"
     else:
-        assert law is not None
-        why = f"what is left {law.describe()}, and no test explains it: errors that vary in size, "
-        why += "a few wrong labels, a layer that the search did not find, or no layer at all"
+        why = f"what is left {evidence.residual_law.describe()}, and no test explains it: errors "
+        why += "that vary in size, a few wrong labels, a layer that the search did not find, or no "
+        why += "layer at all"
     return (
         Outcome.FITTED if low else Outcome.STUCK,
         f"{describe_error(evidence)}; {why}",
