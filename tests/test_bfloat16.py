@@ -80,7 +80,7 @@ def test_files_of_examples(tmp_path):
         (list(tensor(X)), r"torch\.stack"),
         (tensor(X).to(torch.float8_e4m3fn), "float8_e4m3fn"),
         (tensor(X, torch.float32).to_sparse(), "sparse_coo"),
-        (torch.empty(X.shape, device="meta"), "on meta"),
+        (torch.empty(X.shape, device="meta"), "meta"),
         (X.astype(ml_dtypes.float8_e4m3fn), "dtype float8_e4m3fn"),
     ],
 )

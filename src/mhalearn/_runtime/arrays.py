@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 def is_tensor(value: Any) -> bool:
     """Whether a value is PyTorch's; torch is not imported for that."""
-    return hasattr(value, "detach") and hasattr(value, "device")
+    return hasattr(value, "detach") and hasattr(value, "cpu")  # text files have the first
 
 
 def to_numpy(value: Any) -> Any:

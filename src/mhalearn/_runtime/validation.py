@@ -71,7 +71,8 @@ def check_array(name: str, value: ArrayLike, ndim: int, axes: str = "") -> NDArr
 
 def _explain(value: Any) -> str:
     if is_tensor(value):
-        kind = f"{value.dtype}, {value.layout}, on {value.device}"
+        parts = (getattr(value, name, "") for name in ("dtype", "layout", "device"))
+        kind = ", ".join(map(str, parts))
         return f"a tensor ({kind}) that NumPy cannot hold; pass a dense one of floats"
     if isinstance(value, list | tuple) and any(map(is_tensor, value)):
         return "it is a list of tensors; pass torch.stack of them"
