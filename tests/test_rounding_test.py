@@ -83,7 +83,7 @@ def test_the_steps_of_labels_are_those_of_their_format(dtype):
     labels = Y.astype(dtype)
     found = label_precision(Examples(X, labels.astype(np.float64)))
     spacing = np.abs(np.nextafter(labels, labels.dtype.type(np.inf)).astype(float) - labels)
-    assert np.allclose(found.steps(labels.astype(np.float64)), spacing, rtol=0.51)
+    assert np.mean(found.steps(labels.astype(np.float64)) == spacing) > 0.9
     assert np.median(found.steps(labels.astype(np.float64)) / spacing) == 1.0
 
 
@@ -100,7 +100,7 @@ def test_computing_coarsely_errs_as_a_box_does_that_computes_so(name, dtype):
         np.sqrt(np.mean((way(fitted, name) - Y) ** 2))
         for way in (compute_coarsely, compute_by_factors)
     ]
-    assert 0.7 * box < max(ours) < 1.6 * box
+    assert 0.7 * box < max(ours) < 2 * box
 
 
 # Boxes

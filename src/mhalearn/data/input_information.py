@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import block_array, coo_array
+from scipy.sparse.csgraph import connected_components
 
 from mhalearn._runtime.seeds import Stream
 from mhalearn._runtime.types import Float64
@@ -23,6 +25,8 @@ ENOUGH_EQUATIONS = 1.1
 _EQUAL = 1e-7
 # The same in units of the labels' last place: four times what an exact fit may be off by.
 _ROUNDED = 64
+# Cells up to this size may be joined to those they overlap with; larger ones would form chains.
+_JOINED = 1e-4
 # Features of a response that are compared, at most.
 _LOOKED_AT = 64
 
@@ -91,20 +95,23 @@ def measure_information(
         one, opposite, none, other = np.split(probe(x, lengths), 4, axis=-1)
         scale = scale or _typical(one[inside])
         sign = np.where(one @ side < 0, -1.0, 1.0)[..., None] if not bias else 1.0
-        cells = np.round(np.clip(sign * one / (cell * scale), -(2.0**62), 2.0**62))
-        key = np.where(inside, (cells.astype(np.int64).view(np.uint64) * odd).sum(axis=-1), 0)
+        at = np.clip(sign * one / (cell * scale), -(2.0**62), 2.0**62)
+        grids = np.stack([np.round(at), np.floor(at)]).astype(np.int64).view(np.uint64)
+        key = np.where(inside, (grids * odd).sum(axis=-1), 0)
         tells = inside & (np.abs(one - other).max(axis=-1) > told * scale)
         seen = _distinct_tokens(x.astype(np.float64) @ along, inside, causal, told)
-        keys.append(key[inside])
-        groups.append(key.sum(axis=1))
+        keys.append(key[:, inside])
+        groups.append(key.sum(axis=2))
         others.append(np.where(tells, seen - 1, 0)[inside])
         uneven += float(np.sum((one + opposite - 2 * none)[inside] ** 2))
         moved += float(np.sum((one - none)[inside] ** 2))
         count += int(inside.sum())
-    _, first = np.unique(np.concatenate(keys), return_index=True)
+    join = cell <= _JOINED
+    row_of = number_groups(np.concatenate(keys, axis=1), join=join)
+    _, first = np.unique(row_of, return_index=True)
     told_by = np.concatenate(others)[first]
     return Information(
-        group_of=number_groups(np.concatenate(groups)),
+        group_of=number_groups(np.concatenate(groups, axis=1), join=join),
         rows=len(first),
         row_length=count / examples.n,
         others=told_by[told_by > 0],
@@ -112,9 +119,19 @@ def measure_information(
     )
 
 
-def number_groups(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Equal keys get equal numbers, in the order in which they first appear, whatever they are."""
-    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+def number_groups(keys: NDArray[np.uint64], *, join: bool) -> NDArray[np.int64]:
+    """Equal keys get equal numbers, in the order in which they first appear, whatever they are.
+
+    keys (2, n): on two grids half a cell apart. With `join` those are equal that share one of the
+    two, so that an edge between two cells parts no copies; without, those that share the first.
+    """
+    numbers = [np.unique(grid, return_inverse=True)[1] for grid in keys]
+    if join:
+        n, count = keys.shape[1], int(numbers[0].max()) + 1
+        links = coo_array((np.ones(n), tuple(numbers)), shape=(count, int(numbers[1].max()) + 1))
+        both = block_array([[None, links], [links.T, None]])
+        numbers[0] = connected_components(both, directed=False)[1][numbers[0]]
+    _, first, inverse = np.unique(numbers[0], return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[inverse]
 
 

@@ -98,10 +98,7 @@ class Evidence:
         """Independent equations over unknowns, of the scarcest kind."""
         if self.information is None:
             return math.inf
-        of_all = self.information.examples / self.counting_limit
-        if self.architecture.attention is not None:  # of its unknowns no kinds are known
-            return of_all
-        return min(of_all, self.information.about_attention(self.found_architecture))
+        return self.information.equations(self.found_architecture, self.counting_limit)
 
     @cached_property
     def train_residuals(self) -> Residuals:
@@ -127,7 +124,13 @@ class Evidence:
         residuals = self.certify_residuals
         if residuals is None:
             return None
-        return make_certificate(self.layer, residuals, self.train, self.class_of_layer)
+        return make_certificate(
+            self.layer,
+            residuals,
+            self.train,
+            self.class_of_layer,
+            group_of=self.subsets.certify_groups,
+        )
 
     @property
     def is_certified(self) -> bool:
@@ -185,6 +188,13 @@ class Evidence:
         if not isinstance(self.layer, AttentionLayer):
             return None
         return look_at(self.layer, self.train, self.class_of_layer, self.run.seed)[0]
+
+    @property
+    def scalars_left_over(self) -> float:
+        """Labels of distinct examples of `train` over the unknowns they determined."""
+        distinct = 1.0 if self.fitted_attention is None else self.fitted_attention.distinct
+        scalars = self.train.rows * self.train.out_dim * distinct
+        return scalars / self.class_of_layer.count()
 
     @cached_property
     def tangent_space(self) -> TangentSpace:

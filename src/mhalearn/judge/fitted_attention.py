@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
+from mhalearn.data.input_information import measure_information
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
 
@@ -20,6 +21,8 @@ _MOST_NUMBERS = 2e7
 # Multiplications for a tangent space: a second or two.
 _MOST_WORK = 2e10
 _MOST_ROWS = 6000
+# Inputs are nearly the same to labels of this precision.
+_NEARLY_EQUAL = 1e-3
 _MOST_SCALARS = 12_000
 
 
@@ -32,6 +35,7 @@ class FittedAttention:
     x: Float64  # (n, k, d)
     inside: NDArray[np.bool_]  # (n, k)
     residual: Float64  # (n, k, e)
+    distinct: float = 1.0  # share of the examples whose inputs are not nearly those of another
 
     @cached_property
     def allowed(self) -> NDArray[np.bool_]:
@@ -124,19 +128,29 @@ class FittedAttention:
 def look_at(
     layer: AttentionLayer, examples: Examples, architecture: Architecture, seed: int
 ) -> tuple[FittedAttention, Float64]:
-    """The layer on as many random examples as a test of what it leaves can use; their labels."""
+    """The layer on as many random examples as a test of what it leaves can use; their labels.
+
+    Of examples with nearly the same inputs one is looked at: what is left of them is nearly the
+    same too, and the tests take examples for independent.
+    """
     k, e = examples.k, examples.out_dim
     unknowns = architecture.with_heads(layer.n_heads).count()
     numbers = min(_MOST_NUMBERS / unknowns, _MOST_WORK / unknowns**2, _MOST_ROWS * e, _MOST_SCALARS)
     of_patterns = _MOST_NUMBERS / (layer.n_heads * k * max(k, e, examples.d))
     count = int(max(2, min(max(numbers / (k * e), _MOST_ROWS / (8 * k)), of_patterns)))
     part = examples if count >= examples.n else examples.sample(count, seed)
+    group_of = measure_information(part, architecture, _NEARLY_EQUAL).group_of
+    first = np.unique(group_of, return_index=True)[1]
+    distinct = len(first) / part.n
+    part = part if len(first) == part.n else part.subset(np.sort(first))
     x, y, lengths = part.arrays()
     inside = np.arange(part.k) < lengths[:, None]
     labels = y.astype(np.float64) * inside[..., None]
     residual = labels - layer(x, lengths)
     tokens = x.astype(np.float64) * inside[..., None]
-    found = FittedAttention(layer, architecture.with_heads(layer.n_heads), tokens, inside, residual)
+    found = FittedAttention(
+        layer, architecture.with_heads(layer.n_heads), tokens, inside, residual, distinct
+    )
     return found, labels
 
 

@@ -26,6 +26,8 @@ _MORE = 1.1
 _NAMED = 0.5
 # A head that gives its own token this share of its weight passes it on.
 _OWN = 0.9
+# Labels for each unknown below which what is left says nothing.
+_ENOUGH_LEFT = 1.3
 # What nothing explains is called low in error up to this share.
 _LOW_UNEXPLAINED = 1e-2
 
@@ -231,6 +233,8 @@ def noise(evidence: Evidence) -> Found | None:
         return None
     if not evidence.residual_law.is_noise or _is_deterministic(evidence):
         return None
+    if evidence.scalars_left_over < _ENOUGH_LEFT:
+        return None
     sentence = f"{describe_error(evidence)}; the rest looks like noise"
     return Outcome.FITTED, sentence, {"relative_squared_error": certify.root_relative**2}
 
@@ -246,6 +250,9 @@ def not_explained(evidence: Evidence) -> Found | None:
     if _is_deterministic(evidence):
         why = "asked twice the box answers the same, so it is not noise: a layer that the search "
         why += "did not find, or labels that no attention layer makes"
+    elif evidence.scalars_left_over < _ENOUGH_LEFT:
+        why = "the examples, of which those with nearly equal inputs count as one, are too few to "
+        why += "tell what is left"
     else:
         why = f"what is left {evidence.residual_law.describe()}, and no test explains it: errors "
         why += "that vary in size, a few wrong labels, a layer that the search did not find, or no "

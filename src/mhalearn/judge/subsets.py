@@ -6,6 +6,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
@@ -25,6 +26,7 @@ class Subsets(NamedTuple):
     working_set: Examples
     train: Examples
     certify: Examples | None  # None where none can be spared
+    certify_groups: NDArray[np.int64] | None = None  # equal where examples ask the same
 
     @property
     def has_more(self) -> bool:
@@ -51,4 +53,5 @@ def split_to_certify(
         return Subsets(every, working_set, working_set, None)
     order = generator(seed, Stream.CERTIFY_SPLIT).permutation(groups)
     chosen = np.isin(information.group_of, order[:count])
-    return Subsets(every, working_set, working_set.subset(~chosen), working_set.subset(chosen))
+    train, certify = working_set.subset(~chosen), working_set.subset(chosen)
+    return Subsets(every, working_set, train, certify, information.group_of[chosen])
