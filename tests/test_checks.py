@@ -140,6 +140,7 @@ def known(
         "first_row_sees_later": False,
         "answers": None,
         "fitted_attention": None,
+        "attention_with_one_more_head": None,
         "departures": (),
         "residual_law": NOISE_LIKE,
         "rounding_test": rounding_test(),

@@ -4,6 +4,8 @@ One shape serves the whole table, so that programs are compiled once: two heads,
 tokens, 120 examples at a counting limit of four.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -45,12 +47,12 @@ def with_small_third_head(size):
     return THREE.replace(w=THREE.w * np.array([1, 1, size])[:, None, None])
 
 
-def evidence_on(layer, train, certify, run=None):
+def evidence_on(layer, train, certify, run=None, bias=False):
     """Of a layer that nobody had to search for."""
     both = (np.concatenate(pair) for pair in zip(train.arrays(), certify.arrays(), strict=True))
     working_set = Examples(*both)
     subsets = Subsets(working_set, working_set, train, certify)
-    architecture = train.architecture(layer.n_heads)
+    architecture = train.architecture(layer.n_heads, bias=bias)
     return Evidence(Candidate(layer), architecture, subsets, run or Run())
 
 
@@ -522,6 +524,129 @@ def test_random_attacks():
             error = compare(estimator.layer_, truth.canonical()).max_error
             assert error < 2e-2, f"seed {seed}"
     assert recovered >= 2  # seeds 4, 6 and 7 can be; the others have too few heads, or too many
+
+
+# Structure is named, and never called noise
+
+
+AWAY = np.abs(np.arange(K)[:, None] - np.arange(K))
+
+
+def attend(x, change):
+    """Attention by a loop of our own, with logits (n, m, k, k) changed."""
+    logits = change(np.einsum("nra,mab,njb->nmrj", x, TWO.theta, x))
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    p = weights / weights.sum(axis=-1, keepdims=True)
+    return np.einsum("nmrj,njd,mde->nre", p, x, TWO.w)
+
+
+def rotary_grouped(x):
+    """Two query heads that share one key head, turned by positions, as decoders do."""
+    g = rng(11)
+    queries, key = g.standard_normal((2, D, D)), g.standard_normal((D, D))
+    angle = np.arange(K)[:, None] * np.array([1.0, 0.1])
+
+    def turn(t):
+        even, odd = t[..., : D // 2], t[..., D // 2 :]
+        cos, sin = np.cos(angle), np.sin(angle)
+        return np.concatenate([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+
+    out = 0.0
+    for query, w in zip(queries, TWO.w, strict=True):
+        logits = turn(x @ query) @ turn(x @ key).swapaxes(1, 2) / 2
+        weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        out = out + weights / weights.sum(axis=-1, keepdims=True) @ x @ w
+    return out
+
+
+NAMED = [
+    (lambda x: attend(x, lambda logits: logits - 0.5 * AWAY), {}, "distance"),
+    (rotary_grouped, {}, "posi"),
+    (lambda x: attend(x, lambda logits: np.where(AWAY <= 1, logits, -np.inf)), {}, "distance"),
+    (TWO.replace(causal=True), {}, "learn with causal=True"),
+    (TWO, {"causal": True}, "learn with causal=False"),
+    (lambda x: TWO(x) + x, {}, "residual path y = x + F(x)"),
+    (lambda x: TWO(x) + x, {"n_heads": 3}, "residual path y = x + F(x)"),
+    (lambda x: TWO(x) + 0.3, {}, "bias=True"),
+    (lambda x: attend(x, lambda logits: 3 * np.tanh(logits / 3)), {}, "soft cap"),
+]
+
+
+@pytest.mark.parametrize(("box", "settings", "words"), NAMED)
+def test_what_is_no_such_layer_is_stuck_for_a_named_reason_and_without_intervals(
+    box, settings, words
+):
+    x = sample_inputs("gaussian", 240, K, D, seed=1)
+    learned = learn(x, box(x), **{"n_heads": 2, "options": BRIEF} | settings)
+    assert learned.outcome_ is STUCK
+    assert words in learned.solution_.reason
+    assert "noise" not in learned.solution_.reason
+    assert learned.certificate_.noise_level is None
+    assert learned.certificate_.intervals is None
+
+
+def test_a_head_that_passes_its_own_token_on_is_told():
+    """It takes the place of a residual path, as far as a head can."""
+    x = sample_inputs("gaussian", 240, K, D, seed=3)
+    truth = random_layer(2, D, seed=6)
+    reason = learn(x, truth(x) + x, options=BRIEF).solution_.reason
+    assert "head 1 attends to its own token" in reason
+    assert "with W = " in reason
+    assert "residual path y = x + F(x)" in reason
+
+
+@pytest.mark.parametrize(
+    ("box", "words"),
+    [
+        (lambda x: attend(x, lambda logits: logits - 0.5 * AWAY), "in another order"),
+        (
+            lambda x: TWO(x) + 0.05 * np.sign(np.sin(1e4 * x)),
+            "answers the same, so it is not noise",
+        ),
+    ],
+)
+def test_a_box_is_asked_twice_and_in_another_order_before_noise_is_said(box, words):
+    examples = Examples.from_callable(box, inputs="gaussian", n=200, k=K, d=D, seed=0)
+    learned = AttentionRegressor(2, options=BRIEF).fit(examples)
+    assert words in learned.solution_.reason
+    assert learned.certificate_.noise_level is None
+
+
+def test_a_box_that_answers_at_random_may_be_called_noisy():
+    g = rng(3)
+    examples = Examples.from_callable(
+        lambda x: TWO(x) + 0.01 * g.standard_normal(x.shape), inputs="gaussian", n=200, k=K, d=D
+    )
+    learned = AttentionRegressor(2).fit(examples)
+    assert "looks like noise" in learned.solution_.reason
+    assert learned.certificate_.noise_level == pytest.approx(0.01, rel=0.15)
+
+
+def twin(layer):
+    """With tokens a, a, a, b and b marked, opposite attention of both heads does the same."""
+    marker = np.eye(D)[-1]
+    return layer.replace(
+        theta=-layer.theta, key_vector=-layer.key_vector + 2 * np.log(3) * marker, w=-layer.w
+    )
+
+
+def test_distant_layers_that_fit_as_well_are_not_said_to_be_excluded():
+    g = rng(4)
+    layer = random_layer(2, D, key_vector=True, out_bias=True, seed=5)
+    layer = layer.replace(w=np.stack([layer.w[0], -layer.w[0]]))
+    pairs = g.standard_normal((N, 2, D))
+    pairs[..., -1] = [0.0, 1.0]
+    x = pairs[:, [0, 0, 0, 1]]
+    other = twin(layer)
+    assert np.allclose(layer(x), other(x), atol=1e-12)
+    subsets = [Examples(x[i], layer(x[i])) for i in (slice(20, None), slice(0, 20))]
+    evidence = evidence_on(layer, *subsets, bias=True)
+    verdict = judge(evidence)
+    if verdict.outcome is Outcome.RECOVERED:
+        assert "distant layers" in verdict.reason
+    rivalled = dataclasses.replace(evidence, candidate=Candidate(layer, others=(other,)))
+    verdict = judge(rivalled)
+    assert verdict.outcome is NOT_IDENTIFIED
 
 
 # Noise or structure

@@ -13,7 +13,7 @@ from mhalearn.judge.departures import Departure, find_departures
 from mhalearn.judge.fitted_attention import FittedAttention, look_at
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.mask_test import FirstRow, first_row_sees_later, measure_first_row
-from mhalearn.judge.missing_head import one_more_head
+from mhalearn.judge.missing_head import OneMoreHead, one_more_head
 from mhalearn.judge.noise import estimate_noise
 from mhalearn.judge.residual_correlation import measure_residual_correlation
 from mhalearn.judge.residual_dependence import residual_dependence_test
@@ -153,17 +153,31 @@ class Evidence:
         return 0 if spectrum is None else spectrum.null_dimension
 
     @cached_property
-    def gain_of_one_more_head(self) -> float | None:
-        """Share of the error on `certify` that one more head removes; see `one_more_head`. It is
-        0 where attention has no softmax heads, of which one could be missing."""
+    def one_more_head(self) -> OneMoreHead | None:
+        """The layer with a head more, and its gain on `certify`; None where nothing tells. There is
+        no gain where attention has no softmax heads, of which one could be missing."""
         certify, residuals, layer = self.subsets.certify, self.certify_residuals, self.layer
         if certify is None or residuals is None:
             return None
         if not isinstance(layer, AttentionLayer):
-            return 0.0
+            return OneMoreHead(0.0, layer)
         return one_more_head(
             layer, self.train, certify, self.architecture, self.run, residuals=residuals
         )
+
+    @cached_property
+    def gain_of_one_more_head(self) -> float | None:
+        """Share of the error on `certify` that one more head removes; see `one_more_head`."""
+        return None if self.one_more_head is None else self.one_more_head.gain
+
+    @cached_property
+    def attention_with_one_more_head(self) -> FittedAttention | None:
+        """What the layer with a head more does on some of `train`."""
+        more = self.one_more_head
+        if more is None or not isinstance(more.layer, AttentionLayer):
+            return None
+        architecture = self.architecture.with_any_rank()
+        return look_at(more.layer, self.train, architecture, self.run.seed)[0]
 
     @cached_property
     def first_row(self) -> FirstRow | None:

@@ -1,5 +1,7 @@
 """Would one more head explain what a layer leaves? Examples it was not fitted to tell."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from mhalearn._runtime.programs import in_float64
@@ -7,6 +9,7 @@ from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
 from mhalearn.layer.dense import Dense
 from mhalearn.layer.factored import Factored
 from mhalearn.layer.layer import AttentionLayer, join_heads
@@ -23,6 +26,13 @@ _FACTORED_STARTS, _PROBE_RATIO = 2, 8.0
 _PROBE_HELD = 8
 
 
+class OneMoreHead(NamedTuple):
+    """gain: share of the held-out error that the head removes; 0 if that is not significant."""
+
+    gain: float
+    layer: Layer
+
+
 @in_float64
 def one_more_head(
     layer: AttentionLayer,
@@ -32,8 +42,8 @@ def one_more_head(
     run: Run,
     *,
     residuals: Residuals | None = None,
-) -> float | None:
-    """Share of the held-out error that one more head removes; 0 if the gain is not significant.
+) -> OneMoreHead | None:
+    """The layer with one more head, and the share of the held-out error that it removes.
 
     The head is added to the layer and all of it descends, of many narrow heads only the new one;
     examples are paired, and a gain counts at four standard errors, or where it removes half of the
@@ -57,7 +67,7 @@ def one_more_head(
     # Few examples of very different sizes have a large standard error; noise is never halved.
     beyond_chance = gains.mean() > 4 * error or gains.mean() > 0.5 * before.mean()
     significant = beyond_chance and gains.mean() > 0.03 * before.mean()
-    return float(gains.mean() / before.mean()) if significant else 0.0
+    return OneMoreHead(float(gains.mean() / before.mean()) if significant else 0.0, larger)
 
 
 def _add_dense(

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from mhalearn._runtime.types import Float64
 from mhalearn.judge.consistency_checks import ROUNDING_MARGIN
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Found, check
@@ -12,6 +13,7 @@ from mhalearn.judge.fit_quality import (
     is_certified_exact,
     structured_outcome,
 )
+from mhalearn.judge.fitted_attention import FittedAttention
 from mhalearn.judge.identifiability_checks import is_symmetric
 from mhalearn.run.outcome import Outcome
 
@@ -24,8 +26,9 @@ _OVERFITTED, _CORRELATED = 1.4, 2.0
 _MORE = 1.1
 # A departure that explains this share of what is left is named; less may be chance or a part of it.
 _NAMED = 0.5
-# A head that gives its own token this share of its weight passes it on.
-_OWN = 0.9
+# A head that gives its own token this share of its weight passes it on; less will do where W is a
+# multiple of the identity, up to this much, which is no accident.
+_OWN, _MOSTLY_OWN, _IDENTITY = 0.9, 0.5, 0.15
 # Labels for each unknown below which what is left says nothing.
 _ENOUGH_LEFT = 1.3
 # What nothing explains is called low in error up to this share.
@@ -99,7 +102,7 @@ def departure(evidence: Evidence) -> Found | None:
     if not found:
         return None
     share, alternative = found[0].share, found[0].alternative
-    passing = _own_token_head(evidence) if alternative.name == "own token" else ""
+    passing = _own_token_head(evidence.fitted_attention) if alternative.name == "own token" else ""
     return (
         structured_outcome(evidence),
         f"{describe_error(evidence)}, of which {share:.0%} is explained otherwise: "
@@ -113,13 +116,14 @@ def residual_path(evidence: Evidence) -> Found | None:
     """A head that does nothing but pass tokens on, in a fit that is not exact."""
     if classify_fit(evidence) is not Fit.PARTIAL:
         return None
-    passing = _own_token_head(evidence)
+    passing, less = _own_token_head(evidence.fitted_attention), ", with a head less"
+    if not passing and evidence.gain_of_one_more_head:
+        passing, less = _own_token_head(evidence.attention_with_one_more_head), ""
     if not passing:
         return None
     return (
         structured_outcome(evidence),
-        f"{describe_error(evidence)}{passing}: a residual path y = x + F(x); learn Y - X, with a "
-        "head less",
+        f"{describe_error(evidence)}{passing}: a residual path y = x + F(x); learn Y - X{less}",
         {},
     )
 
@@ -319,25 +323,28 @@ def _is_deterministic(evidence: Evidence) -> bool:
     return answers is not None and answers.asked > 0 and not answers.is_random
 
 
-def _own_token_head(evidence: Evidence) -> str:
+def _own_token_head(fitted: FittedAttention | None) -> str:
     """Which head passes tokens on, in words that follow a comma; nothing where none does."""
-    fitted = evidence.fitted_attention
     if fitted is None:
         return ""
     own = np.einsum("nmrr->nmr", fitted.patterns)
     weights = fitted.inside[:, None] / fitted.inside.sum()
     for head, share in enumerate(np.sum(own * weights, axis=(0, 2))):
-        if share < _OWN:
-            continue
-        w = fitted.layer.w[head]
-        told = ""
-        if w.shape[0] == w.shape[1]:
-            scale = float(np.trace(w)) / len(w)
-            off = np.linalg.norm(w - scale * np.eye(len(w))) / (np.linalg.norm(w) or 1.0)
-            if off < 0.1:
-                told = " with W = I" if abs(scale - 1) < 0.05 else f" with W = {scale:.3g} I"
-        return f"; head {head + 1} attends to its own token ({share:.0%} of its weight){told}"
+        told = _multiple_of_identity(fitted.layer.w[head])
+        if share > (_MOSTLY_OWN if told else _OWN):
+            return f"; head {head + 1} attends to its own token ({share:.0%} of its weight){told}"
     return ""
+
+
+def _multiple_of_identity(w: Float64) -> str:
+    """That W is one, in words; nothing where it is not."""
+    if w.shape[0] != w.shape[1] or not w.any():
+        return ""
+    scale = float(np.trace(w)) / len(w)
+    off = float(np.linalg.norm(w - scale * np.eye(len(w))) / np.linalg.norm(w))
+    if off > _IDENTITY:
+        return ""
+    return " with W = I" if abs(scale - 1) < _IDENTITY else f" with W = {scale:.2g} I"
 
 
 def _more_than_rounding(evidence: Evidence) -> str:
