@@ -114,6 +114,7 @@ def known(
     inputs=None,
     causal=False,
     precision=None,
+    converged=True,
     **facts,
 ):
     """Evidence whose measurements are given; an exact fit unless they say otherwise."""
@@ -126,6 +127,7 @@ def known(
         precision=precision,
         information=inputs,
         polished=polished,
+        converged=converged,
     )
     facts = {
         "train_residuals": residuals(),
@@ -142,6 +144,7 @@ def known(
         "fitted_attention": None,
         "attention_with_one_more_head": None,
         "departures": (),
+        "positions_look_alike": True,
         "residual_law": NOISE_LIKE,
         "rounding_test": rounding_test(),
         "rival": None,
@@ -304,6 +307,13 @@ FOUND = [
         STUCK,
         "1.7 times as large at some positions",
         {"by_position": 1.7},
+    ),
+    (
+        "not converged",
+        {**NOISY, "converged": False, "departures": (Departure(OWN, 0.8),)},
+        STUCK,
+        "where the descent was ended: it had not come to rest",
+        {},
     ),
     (
         "departure",

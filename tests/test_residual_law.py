@@ -6,7 +6,11 @@ import pytest
 from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.judge.mask_test import measure_first_row
-from mhalearn.judge.residual_law import describe_residual_law, rows_of
+from mhalearn.judge.residual_law import (
+    describe_residual_law,
+    inputs_look_alike_at_all_positions,
+    rows_of,
+)
 from mhalearn.judge.tangent_space import TangentSpace
 from mhalearn.layer.random_layers import random_layer
 
@@ -71,3 +75,19 @@ def test_the_first_row_of_a_causal_layer_sees_itself_alone(noise):
 
 def test_too_few_examples_say_nothing_of_the_first_row():
     assert measure_first_row(Examples(X[:8], LAYER(X[:8]))) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "alike"),
+    [
+        (lambda x: x, True),
+        (lambda x: np.sign(x), True),
+        (lambda x: np.concatenate([np.ones_like(x[:, :1]), x[:, 1:]], axis=1), False),
+        (lambda x: x * (1 + np.arange(K)[:, None]), False),
+        (lambda x: x + np.arange(K)[:, None] / 4, False),
+    ],
+)
+def test_inputs_that_differ_by_position_are_noticed(change, alike):
+    x = change(X)
+    rows = rows_of(LAYER, Examples(x, LAYER(x)))
+    assert inputs_look_alike_at_all_positions(rows) == alike

@@ -213,14 +213,16 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         subsets = split_to_certify(
             examples, working_set, self._architecture, information, self.random_state
         )
+        candidate, converged = self._polish(self._learn(subsets, survey), subsets.train)
         evidence = Evidence(
-            candidate=self._polish(self._learn(subsets, survey), subsets.train),
+            candidate=candidate,
             architecture=self._architecture,
             subsets=subsets,
             run=run,
             precision=precision,
             information=information,
             polished=self._ends_polished,
+            converged=converged,
             box=self._box,
         )
         certificate = evidence.certificate
@@ -259,15 +261,16 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         return self._run.once("solution", learn)
 
-    def _polish(self, learned: Candidate, train: Examples) -> Candidate:
-        """The candidate to be judged: polished, with no head too many, unless the search failed."""
-        layer = learned.layer
+    def _polish(self, learned: Candidate, train: Examples) -> tuple[Candidate, bool]:
+        """The candidate to be judged: polished, with no head too many, unless the search failed;
+        and whether the descent came to rest."""
+        layer, converged = learned.layer, True
         if self.polish and learned.outcome is Outcome.FITTED:
             run, architecture = self._run, self._architecture
-            layer, loss, _ = polish_on(train, layer, architecture, run)
+            layer, loss, converged = polish_on(train, layer, architecture, run)
             if isinstance(layer, AttentionLayer):
                 layer, _ = reduce_heads(layer, loss, train, architecture, run)
-        return replace(learned, layer=layer.replace(metadata=self._metadata(train.n)))
+        return replace(learned, layer=layer.replace(metadata=self._metadata(train.n))), converged
 
     @property
     def _ends_polished(self) -> bool:

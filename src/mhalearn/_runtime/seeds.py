@@ -39,6 +39,7 @@ class Stream(enum.IntEnum):
     SELECT_SPLIT = 0xC401CE
     WORKING_SET = 0x3A3B1E
     BOX_ORDER = 0xB0C5
+    POSITIONS = 0x9051
 
 
 def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:

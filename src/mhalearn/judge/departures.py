@@ -7,9 +7,9 @@ score test of Rao, or Lagrange multiplier test. The share of the residual that t
 compared with what as many directions explain of independent noise, by the F test.
 
 Trust: exact for Gaussian noise of one size and a layer near the best fit, where the directions off
-the tangent space were computed. For noise of other kinds a second test must agree that lets every
-example have noise of its own size: that of Hotelling on the examples' scores. What is found says
-that labels depend on the inputs so; it does not say that they depend on nothing else.
+the tangent space were computed. For noise of other kinds, and for what a search has missed, a
+second test must agree, a sign test that lets every example have errors of its own size. What is
+found says that labels depend on the inputs so; it does not say that they depend on nothing else.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import binom
 from scipy.stats import f as f_distribution
 
 from mhalearn._runtime.types import Float64
 from mhalearn.judge.fitted_attention import FittedAttention
 from mhalearn.judge.tangent_space import TangentSpace, flatten, measure_tangent_space
 
-# The probability of so large a share under noise, and, where noise may vary, by the second test.
-_UNLIKELY, _UNLIKELY_TOO = 1e-9, 1e-5
-# A share this large, and so many times what noise may have, is not the work of a few examples.
-_LARGE_SHARE, _TIMES_NOISE = 0.3, 3.0
+# The probability of so large a share under noise, and of so many examples that agree on it.
+_UNLIKELY, _UNLIKELY_TOO = 1e-9, 1e-6
+_FOLDS = 4
 # Scalars for each unknown and direction.
 _SCALARS_EACH = 3
 _MOST_DIRECTIONS = 300
@@ -96,10 +96,7 @@ def find_departures(
         share = explained / total if total > 0 else 0.0
         by_chance = _share_by_chance(len(basis), scalars - len(basis))
         undetected = max(undetected, by_chance)
-        if share > by_chance and (
-            share > max(_LARGE_SHARE, _TIMES_NOISE * by_chance)
-            or _holds_for_examples(basis, left, len(fitted.x))
-        ):
+        if share > by_chance and _holds_for_examples(basis, left, len(fitted.x)):
             found.append(Departure(alternative, share))
     found.sort(key=lambda departure: -departure.share)
     return Departures(tuple(found), min(1.0, undetected))
@@ -151,24 +148,17 @@ def _share_by_chance(q: int, others: int) -> float:
 
 
 def _holds_for_examples(basis: Float64, left: Float64, n: int) -> bool:
-    """Whether examples agree on it: Hotelling's test that their scores have mean zero.
+    """Whether examples agree on it: what most of them explain points the same way in the others.
 
-    Of many directions those are looked at that all of them together point in, in halves: each half
-    of the examples is tested along what the other explains.
+    A sign test, by folds: where there is nothing but chance, and be it a few examples with most of
+    what is left, an example goes with what the other folds show as often as against it.
     """
-    q = len(basis)
-    scores = np.einsum("qns,ns->nq", basis.reshape(q, n, -1), left.reshape(n, -1))
-    if 4 * q <= n:
-        centred = scores - scores.mean(axis=0)
-        covariance = centred.T @ centred / (n - 1)
-        covariance += 1e-9 * np.trace(covariance) / q * np.eye(q)
-        squared = n * scores.mean(axis=0) @ np.linalg.solve(covariance, scores.mean(axis=0))
-        ratio = squared * (n - q) / (q * (n - 1))
-        return bool(f_distribution.sf(ratio, q, n - q) < _UNLIKELY_TOO)
-    first, second = scores[0::2], scores[1::2]
-    along = np.concatenate([first @ second.sum(axis=0), second @ first.sum(axis=0)])
-    ratio = n * along.mean() ** 2 / along.var(ddof=1)
-    return bool(along.mean() > 0 and f_distribution.sf(ratio, 1, n - 1) < _UNLIKELY_TOO)
+    scores = np.einsum("qns,ns->nq", basis.reshape(len(basis), n, -1), left.reshape(n, -1))
+    fold = np.arange(n) % _FOLDS
+    shown = np.stack([scores[fold != each].sum(axis=0) for each in range(_FOLDS)])
+    with_others = np.sum(scores * shown[fold], axis=1)
+    agreeing, count = int(np.sum(with_others > 0)), int(np.sum(with_others != 0))
+    return bool(binom.sf(agreeing - 1, count, 0.5) < _UNLIKELY_TOO)
 
 
 # The alternatives

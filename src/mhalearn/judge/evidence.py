@@ -17,7 +17,13 @@ from mhalearn.judge.missing_head import OneMoreHead, one_more_head
 from mhalearn.judge.noise import estimate_noise
 from mhalearn.judge.residual_correlation import measure_residual_correlation
 from mhalearn.judge.residual_dependence import residual_dependence_test
-from mhalearn.judge.residual_law import ResidualLaw, Rows, describe_residual_law, rows_of
+from mhalearn.judge.residual_law import (
+    ResidualLaw,
+    Rows,
+    describe_residual_law,
+    inputs_look_alike_at_all_positions,
+    rows_of,
+)
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.rounding_test import RoundingTest, run_rounding_test
 from mhalearn.judge.subsets import Subsets
@@ -39,7 +45,7 @@ class Evidence:
     be open. precision: of the labels of a run, found once. information: of the inputs of the
     working set; None: nothing is known against them.
     polished: whether the candidate was descended from until nothing improved. Where it was not,
-    what it leaves says nothing of heads or noise.
+    what it leaves says nothing of heads or noise. converged: whether that descent came to rest.
     box: what the examples were drawn from, where it can still be asked.
 
     Cost: the candidate is walked over each subset at most once, whatever asks for its residuals.
@@ -54,6 +60,7 @@ class Evidence:
     precision: Precision | None = None
     information: Information | None = None
     polished: bool = True
+    converged: bool = True
     box: Box | None = None
 
     @property
@@ -225,14 +232,22 @@ class Evidence:
         return find_departures(self.fitted_attention, self.tangent_space).found
 
     @cached_property
-    def residual_law(self) -> ResidualLaw:
-        """Whether what is left of `train` is like noise."""
+    def rows(self) -> Rows:
+        """What the layer makes of some of `train`."""
         fitted = self.fitted_attention
         if fitted is None:
-            rows = rows_of(self.layer, self.train)
-        else:
-            rows = Rows(fitted.x, fitted.inside, fitted.outputs.sum(axis=1), fitted.residual)
-        return describe_residual_law(rows, self.tangent_space)
+            return rows_of(self.layer, self.train)
+        return Rows(fitted.x, fitted.inside, fitted.outputs.sum(axis=1), fitted.residual)
+
+    @cached_property
+    def residual_law(self) -> ResidualLaw:
+        """Whether what is left of `train` is like noise."""
+        return describe_residual_law(self.rows, self.tangent_space)
+
+    @cached_property
+    def positions_look_alike(self) -> bool:
+        """Whether inputs do; where not, what depends on tokens depends on positions."""
+        return inputs_look_alike_at_all_positions(self.rows)
 
     @cached_property
     def rounding_test(self) -> RoundingTest:

@@ -68,13 +68,13 @@ def order_of_tokens(evidence: Evidence) -> Found | None:
 
 @check("positions", expensive=True)
 def positions(evidence: Evidence) -> Found | None:
-    """What is left goes with positions or distances, more than one more head explains."""
-    fit = classify_fit(evidence)
-    if fit not in (Fit.PARTIAL, Fit.NEAR) or not _leaves_something(evidence):
+    """What is left goes with positions or distances, more than one more head explains, and inputs
+    do not."""
+    if classify_fit(evidence) is not Fit.PARTIAL or not evidence.positions_look_alike:
         return None
     found = [departure for departure in evidence.departures if departure.alternative.positional]
     share = found[0].share if found else 0.0
-    uneven = evidence.residual_law.by_position if fit is Fit.PARTIAL else None
+    uneven = evidence.residual_law.by_position
     if uneven is not None and not evidence.architecture.causal and share == 0.0:
         return (
             structured_outcome(evidence),

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import f as f_distribution
 
+from mhalearn._runtime.seeds import Stream
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.judge.tangent_space import TangentSpace
@@ -109,6 +110,31 @@ def _kurtosis(whitened: Float64) -> float | None:
     spread = np.sqrt(8 * expected / rows)
     off = abs(found - expected)
     return found / expected if off > max(_DEVIATIONS * spread, _EXCESS * expected) else None
+
+
+def inputs_look_alike_at_all_positions(rows: Rows) -> bool:
+    """Whether tokens have the same mean and size wherever they stand, as far as examples show.
+
+    Where they have not, what depends on tokens depends on positions. Trust: two moments.
+    """
+    whole = rows.inside.all(axis=1)
+    x = rows.x[whole]
+    n, k, d = x.shape
+    if k < 2 or n < 8:
+        return True
+    along = np.random.default_rng(int(Stream.POSITIONS)).normal(size=d)
+    moments = (x @ along, np.sum(x**2, axis=-1))
+    return not any(_differs_by_position(moment) for moment in moments)
+
+
+def _differs_by_position(values: Float64) -> bool:
+    """Whether the means of values (n, k) differ between groups of positions."""
+    k = values.shape[1]
+    groups = np.arange(k) * _GROUPS // max(k, _GROUPS)
+    means = [values[:, groups == name].mean(axis=1) for name in np.unique(groups)]
+    contrasts = np.stack(means, axis=1) - values.mean(axis=1, keepdims=True)
+    spread = float(np.abs(contrasts).max())
+    return spread > 1e-9 * float(np.abs(values).max()) and _differs_from_zero(contrasts[:, 1:])
 
 
 def _worst_position(energy: Float64, telling: NDArray[np.bool_]) -> float | None:

@@ -93,12 +93,29 @@ def no_time_for_tests(evidence: Evidence) -> Found | None:
     return Outcome.FITTED, sentence, {}
 
 
+@check("not converged", expensive=True)
+def not_converged(evidence: Evidence) -> Found | None:
+    """Short of a minimum what is left is a function of the inputs, whatever made the labels."""
+    if classify_fit(evidence) is not Fit.PARTIAL or evidence.converged:
+        return None
+    return (
+        structured_outcome(evidence),
+        f"{describe_error(evidence)} where the descent was ended: it had not come to rest, so that "
+        "what is left says nothing of its cause",
+        {},
+    )
+
+
 @check("departure", expensive=True)
 def departure(evidence: Evidence) -> Found | None:
     """An alternative to the layer explains most of what is left, and says what it may be."""
-    if not _leaves_some(evidence):
+    if classify_fit(evidence) is not Fit.PARTIAL:
         return None
-    found = [one for one in evidence.departures if one.share >= _NAMED]
+    found = [
+        one
+        for one in evidence.departures
+        if one.share >= _NAMED and (evidence.positions_look_alike or not one.alternative.positional)
+    ]
     if not found:
         return None
     share, alternative = found[0].share, found[0].alternative
@@ -139,7 +156,7 @@ def residual_dependence(evidence: Evidence) -> Found | None:
         )
         found = Outcome.FITTED, sentence, {"deviations": excess}
         return found if excess > _SIGNIFICANT else None
-    if not _leaves_some(evidence):
+    if classify_fit(evidence) is not Fit.PARTIAL:
         return None
     excess, departures = evidence.residual_dependence, evidence.departures
     if excess <= _SIGNIFICANT and not departures:
@@ -301,12 +318,6 @@ def _fit_to_test(evidence: Evidence) -> Fit | None:
     train = evidence.train_residuals
     more = train.root_relative > _MORE * train.rounding
     return Fit.EXACT if more and _is_coarse_exact(evidence) else None
-
-
-def _leaves_some(evidence: Evidence) -> bool:
-    """Whether something is left that may be looked at, though not most of the labels."""
-    partial = classify_fit(evidence) in (Fit.PARTIAL, Fit.NEAR)
-    return partial and not evidence.train_residuals.exact
 
 
 def _is_coarse_exact(evidence: Evidence) -> bool:
