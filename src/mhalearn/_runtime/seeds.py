@@ -40,6 +40,7 @@ class Stream(enum.IntEnum):
     WORKING_SET = 0x3A3B1E
     BOX_ORDER = 0xB0C5
     POSITIONS = 0x9051
+    CONSTANTS = 0xC057
 
 
 def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:

@@ -42,7 +42,7 @@ def compute_coarsely(fitted: FittedAttention, name: str) -> Float64:
     """The layer's outputs (n, k, e), in float32, or with every result rounded to half precision."""
     layer, round_to = fitted.layer, _ROUNDINGS[name]
     x, theta, w = (round_to(array) for array in (fitted.x, layer.theta, layer.w))
-    keyed = round_to(np.einsum("nra,mab->nmrb", x, theta))
+    keyed = round_to(x[:, None] @ theta)
     patterns = _patterns(fitted, round_to(keyed @ x[:, None].swapaxes(2, 3)), name)
     heads = round_to(round_to(patterns @ x[:, None]) @ w)
     return _sum_of_heads(fitted, heads, name)

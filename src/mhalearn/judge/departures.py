@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 from scipy.stats import f as f_distribution
 
+from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Float64
 from mhalearn.judge.fitted_attention import FittedAttention
 from mhalearn.judge.tangent_space import TangentSpace, flatten, measure_tangent_space
@@ -30,6 +31,8 @@ from mhalearn.judge.tangent_space import TangentSpace, flatten, measure_tangent_
 # The probability of so large a share under noise, and of so many examples that agree on it.
 _UNLIKELY, _UNLIKELY_TOO = 1e-9, 1e-6
 _FOLDS = 4
+# Random combinations of outputs in which constants are looked for.
+_CONSTANTS = 8
 # Scalars for each unknown and direction.
 _SCALARS_EACH = 3
 _MOST_DIRECTIONS = 300
@@ -254,11 +257,18 @@ def _own_token_by_any_map(fitted: FittedAttention) -> Directions:
 
 
 def _by_constant(fitted: FittedAttention) -> Directions:
+    """Constants in a few random combinations of outputs, and keys that all have one bias."""
+    e = fitted.residual.shape[2]
+    signs = generator(0, Stream.CONSTANTS).choice([-1.0, 1.0], size=(min(e, _CONSTANTS), e))
+    yield fitted.inside[..., None] * signs[:, None, None]
+    yield fitted.along(fitted.x.sum(axis=-1)[:, None, None, :])
+
+
+def _any_bias(fitted: FittedAttention) -> Directions:
     eye = np.eye(fitted.residual.shape[2])
     yield np.moveaxis(fitted.inside[..., None, None] * eye, 2, 0)
-    for i in range(fitted.layer.n_heads):
-        for feature in np.moveaxis(fitted.x, 2, 0):
-            yield fitted.along(feature[:, None, None, :])[i : i + 1]
+    for feature in np.moveaxis(fitted.x, 2, 0):
+        yield fitted.along(feature[:, None, None, :])
 
 
 def _by_outputs(fitted: FittedAttention) -> Directions:
@@ -293,6 +303,7 @@ ALTERNATIVES = (
         "biases",
         "labels have a constant part, or keys a bias: learn with bias=True",
         _by_constant,
+        _any_bias,
     ),
     Alternative(
         "logits",

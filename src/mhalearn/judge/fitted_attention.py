@@ -47,7 +47,7 @@ class FittedAttention:
     @cached_property
     def logits(self) -> Float64:
         """(n, m, k, k); zero where a key is not seen."""
-        found = np.einsum("nra,mab,njb->nmrj", self.x, self.layer.theta, self.x, optimize=True)
+        found = (self.x[:, None] @ self.layer.theta) @ self.x[:, None].swapaxes(2, 3)
         if self.layer.key_vector is not None:
             found = found + np.einsum("mb,njb->nmj", self.layer.key_vector, self.x)[:, :, None]
         return np.where(self.allowed, found, 0.0)
@@ -62,7 +62,7 @@ class FittedAttention:
     @cached_property
     def values(self) -> Float64:
         """x_j W_i (n, m, k, e)."""
-        return np.einsum("njd,mde->nmje", self.x, self.layer.w)
+        return self.x[:, None] @ self.layer.w
 
     @cached_property
     def means(self) -> Float64:
