@@ -61,3 +61,11 @@ def structured_outcome(evidence: Evidence) -> Outcome:
     certify = evidence.certify_residuals
     low = certify is not None and certify.root_relative**2 <= _LOW
     return Outcome.FITTED if low or classify_fit(evidence) is Fit.EXACT else Outcome.STUCK
+
+
+def hint_at_mask(evidence: Evidence) -> str:
+    """That the first row may be masked, in words to end a sentence with; nothing where it is not."""
+    first = evidence.first_row
+    if evidence.architecture.causal or first is None or not first.sees_itself_alone:
+        return ""
+    return "; the first row is linear in its own token, as under a mask: try causal=True"

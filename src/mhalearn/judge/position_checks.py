@@ -13,11 +13,14 @@ _MOST_OF_IT = 0.5
 
 @check("causal mask")
 def causal_mask(evidence: Evidence) -> Found | None:
-    """The first row is linear in its own token, as under a causal mask that was not asked for."""
+    """The first row is linear in its own token, as under a causal mask that was not asked for.
+
+    A first token unlike others may attend to itself alone without a mask: see `hint_at_mask`.
+    """
     if evidence.architecture.causal or not _leaves_something(evidence):
         return None
     first = evidence.first_row
-    if first is None or not first.sees_itself_alone:
+    if first is None or not first.sees_itself_alone or not evidence.positions_look_alike:
         return None
     return (
         Outcome.STUCK,
@@ -79,7 +82,7 @@ def positions(evidence: Evidence) -> Found | None:
         return (
             structured_outcome(evidence),
             f"{describe_error(evidence)}, and it is {uneven:.1f} times as large at some positions "
-            "as on average: labels depend on positions, or have a mask",
+            "as on average: labels, or their errors, depend on positions, or there is a mask",
             {"by_position": uneven},
         )
     if not found or (share < _MOST_OF_IT and share <= (evidence.gain_of_one_more_head or 0.0)):

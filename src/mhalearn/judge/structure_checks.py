@@ -10,6 +10,7 @@ from mhalearn.judge.fit_quality import (
     Fit,
     classify_fit,
     describe_error,
+    hint_at_mask,
     is_certified_exact,
     structured_outcome,
 )
@@ -46,7 +47,7 @@ def hopeless(evidence: Evidence) -> Found | None:
         Outcome.STUCK,
         f"the best layer leaves {error:.0%} of the label energy of held-out examples: "
         "more heads, more examples, a layer that the search did not find, or labels that no "
-        "attention layer makes",
+        f"attention layer makes{hint_at_mask(evidence)}",
         {"relative_squared_error": error},
     )
 
@@ -169,7 +170,7 @@ def residual_dependence(evidence: Evidence) -> Found | None:
         structured_outcome(evidence),
         f"{describe_error(evidence)}, which depends on the inputs ({by}) and not like one more "
         "head: more heads than that, a layer that the search did not find, or labels that no "
-        "attention layer makes",
+        f"attention layer makes{hint_at_mask(evidence)}",
         {"deviations": excess, "share": share},
     )
 
