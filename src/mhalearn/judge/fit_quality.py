@@ -64,7 +64,7 @@ def structured_outcome(evidence: Evidence) -> Outcome:
 
 
 def hint_at_mask(evidence: Evidence) -> str:
-    """That the first row may be masked, in words to end a sentence with; nothing where it is not."""
+    """That the first row may be masked, in words that end a sentence; or nothing."""
     first = evidence.first_row
     if evidence.architecture.causal or first is None or not first.sees_itself_alone:
         return ""

@@ -5,6 +5,7 @@ at zero and fades. Heads then appear as the examples ask for them, and those too
 or become copies of another: the canonical form merges them and tells the number of heads.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from mhalearn._runtime.devices import replicate
 from mhalearn._runtime.programs import compiled, in_float64
 from mhalearn._runtime.seeds import Stream, generator
-from mhalearn._runtime.types import Array, Float
+from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk, sum_over_chunks
@@ -42,6 +43,8 @@ _BATCH_CPU, _BATCH = 128, 1024
 _SAME, _ALIKE = 0.05, 0.4
 # Steps, and their rate over Adam's first, in which heads that were merged settle.
 _SETTLING, _SLOWER = 0.4, 0.3
+# Steps before the rank is looked at, and singular values that count as none, over the largest.
+_FIRST_STEPS, _NO_RANK = 12, 0.02
 # A student that leaves more than this share of the labels is hardly worth polish.
 _PROMISING = 1e-2
 
@@ -136,8 +139,60 @@ def learn_once(
             heads, problem, run, round(_SETTLING * steps), rng, stage=name, penalised=False
         )
         heads = merge_heads(heads, _ALIKE, _SAME, most=most)
-    name = f"{stage}, polish"
-    return problem.to_layer(minimise(heads, part, run, stage=name, whole=problem).params)
+    return _polish(heads, part, problem, run, f"{stage}, polish")
+
+
+def _polish(
+    heads: Factors, part: Problem, problem: Problem, run: Run, stage: str
+) -> AttentionLayer:
+    """Descend on some of the examples; where heads turn out to have less rank than they may, with
+    factors of that rank.
+
+    Factors of more columns than a matrix has rank have a singular Jacobian, on which Gauss-Newton
+    steps gain a constant factor each and no more.
+    """
+    found = minimise(heads, part, run, stage=stage, max_steps=_FIRST_STEPS, whole=problem)
+    layer: AttentionLayer = problem.to_layer(found.params)
+    rank = _numerical_rank(layer)
+    if found.converged or run.is_over() or rank >= problem.architecture.qk_rank:
+        rest = (
+            found
+            if found.converged
+            else minimise(found.params, part, run, stage=stage, whole=problem)
+        )
+        return problem.to_layer(rest.params)
+    narrower = Factored(replace(problem.architecture, head_dim=rank))
+    small, whole = (replace(each, parametrisation=narrower) for each in (part, problem))
+    start = narrower.from_layer(_truncate(layer, rank), problem.units)
+    trimmed = minimise(start, small, run, stage=f"{stage}, rank {rank}", whole=whole)
+    if trimmed.loss < found.loss:
+        return whole.to_layer(trimmed.params)
+    return problem.to_layer(minimise(found.params, part, run, stage=stage, whole=problem).params)
+
+
+def _numerical_rank(layer: AttentionLayer) -> int:
+    """The largest rank of a head's Theta or W."""
+    values = [
+        np.linalg.svd(matrix, compute_uv=False) for heads in _matrices(layer) for matrix in heads
+    ]
+    return max(1, *(int(np.sum(each > _NO_RANK * each[0])) for each in values))
+
+
+def _truncate(layer: AttentionLayer, rank: int) -> AttentionLayer:
+    """The layer with the nearest Theta and W of that rank."""
+    theta, w = (
+        np.stack([(left[:, :rank] * values[:rank]) @ right[:rank] for left, values, right in svds])
+        for svds in ([np.linalg.svd(matrix) for matrix in heads] for heads in _matrices(layer))
+    )
+    vectors = None if layer.key_vector is None else theta[:, -1]
+    return layer.replace(theta=theta[:, : layer.d], w=w, key_vector=vectors)
+
+
+def _matrices(layer: AttentionLayer) -> tuple[Float64, Float64]:
+    """Theta, with the key vector as its last row, and W."""
+    if layer.key_vector is None:
+        return layer.theta, layer.w
+    return np.concatenate([layer.theta, layer.key_vector[:, None]], axis=1), layer.w
 
 
 @in_float64
