@@ -298,7 +298,7 @@ FOUND = [
         "positions",
         {**NOISY, "departures": (Departure(DISTANCE, 0.6),)},
         STUCK,
-        "of which the distance of tokens explains 60% or more: attention depends on the distance",
+        "of which the distance of tokens explains 60%: attention depends on the distance",
         {"share": 0.6},
     ),
     (

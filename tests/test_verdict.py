@@ -568,7 +568,7 @@ NAMED = [
     (lambda x: TWO(x) + x, {}, "residual path y = x + F(x)"),
     (lambda x: TWO(x) + x, {"n_heads": 3}, "residual path y = x + F(x)"),
     (lambda x: TWO(x) + 0.3, {}, "bias=True"),
-    (lambda x: attend(x, lambda logits: 3 * np.tanh(logits / 3)), {}, "soft cap"),
+    (lambda x: attend(x, lambda logits: 6 * np.tanh(logits / 6)), {}, "soft cap"),
 ]
 
 

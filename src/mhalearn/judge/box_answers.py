@@ -21,10 +21,6 @@ class Answers(NamedTuple):
     reordered: float  # between answers to reordered tokens and the reordered answers
     asked: int
 
-    @property
-    def is_random(self) -> bool:
-        return self.twice > 0
-
 
 def ask_again(box: Box, examples: Examples, seed: int) -> Answers:
     """Ask three times about the inputs of at most 32 examples. Trust: a box that is random only

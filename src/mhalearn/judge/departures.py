@@ -31,6 +31,8 @@ from mhalearn.judge.tangent_space import TangentSpace, flatten, measure_tangent_
 # The probability of so large a share under noise, and of so many examples that agree on it.
 _UNLIKELY, _UNLIKELY_TOO = 1e-9, 1e-6
 _FOLDS = 4
+# Fewer examples than this cannot agree on anything.
+_FEW_EXAMPLES = 5.0
 # Random combinations of outputs in which constants are looked for.
 _CONSTANTS = 8
 # Scalars for each unknown and direction.
@@ -57,10 +59,11 @@ class Alternative:
 
 
 class Departure(NamedTuple):
-    """An alternative that explains a share of what is left, and more than chance would."""
+    """An alternative that explains more than chance would of what is left."""
 
     alternative: Alternative
-    share: float
+    share: float  # explained in examples by coefficients from the others
+    spread: float = 1.0  # share of the examples that have most of what is left
 
 
 class Departures(NamedTuple):
@@ -88,6 +91,9 @@ def find_departures(
         tangent = measure_tangent_space(fitted, weights)
     left = tangent.project((fitted.residual * scale).reshape(1, -1))[0]
     scalars = fitted.n_scalars - tangent.rank
+    effective = _effective_examples(left, len(fitted.x))
+    if effective < _FEW_EXAMPLES:
+        return Departures((), 1.0)
     found = []
     undetected = 0.0
     for alternative in ALTERNATIVES:
@@ -100,8 +106,9 @@ def find_departures(
         by_chance = _share_by_chance(len(basis), scalars - len(basis))
         undetected = max(undetected, by_chance)
         if share > by_chance and _holds_for_examples(basis, left, len(fitted.x)):
-            found.append(Departure(alternative, share))
-    found.sort(key=lambda departure: -departure.share)
+            share = _share_of_others(basis, left, len(fitted.x))
+            found.append(Departure(alternative, share, effective / len(fitted.x)))
+    found = sorted((one for one in found if one.share > 0), key=lambda one: -one.share)
     return Departures(tuple(found), min(1.0, undetected))
 
 
@@ -162,6 +169,29 @@ def _holds_for_examples(basis: Float64, left: Float64, n: int) -> bool:
     with_others = np.sum(scores * shown[fold], axis=1)
     agreeing, count = int(np.sum(with_others > 0)), int(np.sum(with_others != 0))
     return bool(binom.sf(agreeing - 1, count, 0.5) < _UNLIKELY_TOO)
+
+
+def _effective_examples(left: Float64, n: int) -> float:
+    """How many examples have most of what is left."""
+    energy = np.sum(left.reshape(n, -1) ** 2, axis=1)
+    return float(energy.sum() ** 2 / max(float(np.sum(energy**2)), 1e-300))
+
+
+def _share_of_others(basis: Float64, left: Float64, n: int) -> float:
+    """Cross-validated: many directions explain the few examples that have most of what is left, but
+    not those that were left out."""
+    rows = basis.reshape(len(basis), n, -1)
+    targets = left.reshape(n, -1)
+    fold = np.arange(n) % _FOLDS
+    wrong = 0.0
+    for each in range(_FOLDS):
+        others, here = fold != each, fold == each
+        known = rows[:, others].reshape(len(basis), -1)
+        gram = known @ known.T + 1e-9 * np.eye(len(basis))
+        coefficients = np.linalg.solve(gram, known @ targets[others].reshape(-1))
+        told = np.tensordot(coefficients, rows[:, here], axes=1)
+        wrong += float(np.sum((targets[here] - told) ** 2))
+    return 1 - wrong / float(left @ left)
 
 
 # The alternatives

@@ -1,5 +1,6 @@
 """Checks of what no layer of the class does, however many heads it has: masks, positions, order."""
 
+from mhalearn.judge.departures import Departure
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Found, check
 from mhalearn.judge.fit_quality import Fit, classify_fit, describe_error, structured_outcome
@@ -7,8 +8,12 @@ from mhalearn.run.outcome import Outcome
 
 # Answers that differ by this many times the precision of computing them do differ.
 _DIFFER = 100.0
-# A positional departure that explains this share needs no comparison with one more head.
-_MOST_OF_IT = 0.5
+# A departure that explains this share of what is left is named; up to the second, one more head
+# must explain less.
+NAMED, NAMED_ALONE = 0.5, 0.75
+# A positional one that explains less is named where what is left is large, as far from the layer
+# directions say little, and spread over so many of the examples.
+_SOME, _SPREAD = 0.03, 0.3
 
 
 @check("causal mask")
@@ -75,24 +80,36 @@ def positions(evidence: Evidence) -> Found | None:
     do not."""
     if classify_fit(evidence) is not Fit.PARTIAL or not evidence.positions_look_alike:
         return None
-    found = [departure for departure in evidence.departures if departure.alternative.positional]
+    # What explains most decides: a soft cap, say, goes with positions, too.
+    found = [one for one in evidence.departures[:1] if one.alternative.positional]
     share = found[0].share if found else 0.0
     uneven = evidence.residual_law.by_position
-    if uneven is not None and not evidence.architecture.causal and share == 0.0:
+    if uneven is not None and not evidence.architecture.causal and not evidence.departures:
         return (
             structured_outcome(evidence),
             f"{describe_error(evidence)}, and it is {uneven:.1f} times as large at some positions "
             "as on average: labels, or their errors, depend on positions, or there is a mask",
             {"by_position": uneven},
         )
-    if not found or (share < _MOST_OF_IT and share <= (evidence.gain_of_one_more_head or 0.0)):
+    if share < NAMED or (share < NAMED_ALONE and share <= (evidence.gain_of_one_more_head or 0.0)):
         return None
     return (
         structured_outcome(evidence),
         f"{describe_error(evidence)}, of which the {found[0].alternative.name} of tokens explains "
-        f"{share:.0%} or more: {found[0].alternative.suggests}",
+        f"{share:.0%}: {found[0].alternative.suggests}",
         {"share": share},
     )
+
+
+def _is_everywhere(evidence: Evidence, departure: Departure) -> bool:
+    large = structured_outcome(evidence) is Outcome.STUCK
+    return large and departure.share >= _SOME and departure.spread >= _SPREAD
+
+
+def _explains_most(evidence: Evidence, share: float) -> bool:
+    if share < NAMED:
+        return False
+    return share >= NAMED_ALONE or share > (evidence.gain_of_one_more_head or 0.0)
 
 
 def _leaves_something(evidence: Evidence) -> bool:

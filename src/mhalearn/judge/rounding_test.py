@@ -34,7 +34,7 @@ class RoundingTest(NamedTuple):
     expected: float  # that computing in the labels' precision leaves
     allowed: float
     departure: Departure | None  # that explains the most, if it is large enough to matter
-    undetected: float  # the largest smooth deviation that would not have been seen
+    undetected: float  # the largest deviation that would not have been seen
 
     @property
     def passed(self) -> bool:
@@ -87,5 +87,10 @@ def run_rounding_test(
         expected=expected,
         allowed=COMPUTING_MARGIN * expected,
         departure=large[0] if large else None,
-        undetected=max(_LET_PASS * unit, float(np.sqrt(departures.undetected)) * residual),
+        undetected=max(
+            _LET_PASS * unit,
+            float(np.sqrt(departures.undetected)) * residual,
+            # What is more than rounding may be computing, or a deviation as large.
+            float(np.sqrt(max(0.0, residual**2 - residuals.rounding**2))),
+        ),
     )

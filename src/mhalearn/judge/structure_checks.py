@@ -16,6 +16,7 @@ from mhalearn.judge.fit_quality import (
 )
 from mhalearn.judge.fitted_attention import FittedAttention
 from mhalearn.judge.identifiability_checks import is_symmetric
+from mhalearn.judge.position_checks import NAMED, NAMED_ALONE
 from mhalearn.run.outcome import Outcome
 
 # Standard deviations above noise at which what is left counts as a function of the inputs.
@@ -25,8 +26,6 @@ _SIGNIFICANT = 6.0
 _OVERFITTED, _CORRELATED = 1.4, 2.0
 # What is left by this factor more than rounding predicts is not rounding alone.
 _MORE = 1.1
-# A departure that explains this share of what is left is named; less may be chance or a part of it.
-_NAMED = 0.5
 # A head that gives its own token this share of its weight passes it on; less will do where W is a
 # multiple of the identity, up to this much, which is no accident.
 _OWN, _MOSTLY_OWN, _IDENTITY = 0.9, 0.5, 0.15
@@ -115,11 +114,13 @@ def departure(evidence: Evidence) -> Found | None:
     found = [
         one
         for one in evidence.departures
-        if one.share >= _NAMED and (evidence.positions_look_alike or not one.alternative.positional)
+        if one.share >= NAMED and (evidence.positions_look_alike or not one.alternative.positional)
     ]
     if not found:
         return None
     share, alternative = found[0].share, found[0].alternative
+    if share < NAMED_ALONE and share <= (evidence.gain_of_one_more_head or 0.0):
+        return None
     passing = _own_token_head(evidence.fitted_attention) if alternative.name == "own token" else ""
     return (
         structured_outcome(evidence),
@@ -257,7 +258,7 @@ def noise(evidence: Evidence) -> Found | None:
         return None
     if evidence.scalars_left_over < _ENOUGH_LEFT:
         return None
-    sentence = f"{describe_error(evidence)}; the rest looks like noise"
+    sentence = f"{describe_error(evidence)}; the rest looks like noise to every test"
     return Outcome.FITTED, sentence, {"relative_squared_error": certify.root_relative**2}
 
 
@@ -270,7 +271,9 @@ def not_explained(evidence: Evidence) -> Found | None:
     error = certify.root_relative**2
     low = error <= _LOW_UNEXPLAINED
     if _is_deterministic(evidence):
-        why = "asked twice the box answers the same, so it is not noise: a layer that the search "
+        assert evidence.answers is not None
+        same = "the same" if evidence.answers.twice == 0 else "nearly the same"
+        why = f"asked twice the box answers {same}, so it is not noise: a layer that the search "
         why += "did not find, or labels that no attention layer makes"
     elif evidence.scalars_left_over < _ENOUGH_LEFT:
         why = "the examples, of which those with nearly equal inputs count as one, are too few to "
@@ -330,9 +333,12 @@ def _is_coarse_exact(evidence: Evidence) -> bool:
 
 
 def _is_deterministic(evidence: Evidence) -> bool:
-    """Whether a box was asked twice and said the same."""
+    """Whether a box was asked twice and said the same, but for less than what is left."""
     answers = evidence.answers
-    return answers is not None and answers.asked > 0 and not answers.is_random
+    if answers is None or answers.asked == 0:
+        return False
+    # Of independent noise two answers differ by its root of two.
+    return answers.twice < evidence.train_residuals.root_relative
 
 
 def _own_token_head(fitted: FittedAttention | None) -> str:

@@ -153,13 +153,11 @@ def _polish(
     """
     found = minimise(heads, part, run, stage=stage, max_steps=_FIRST_STEPS, whole=problem)
     layer: AttentionLayer = problem.to_layer(found.params)
+    if found.converged or run.is_over():
+        return layer
     rank = _numerical_rank(layer)
-    if found.converged or run.is_over() or rank >= problem.architecture.qk_rank:
-        rest = (
-            found
-            if found.converged
-            else minimise(found.params, part, run, stage=stage, whole=problem)
-        )
+    if rank >= problem.architecture.qk_rank:
+        rest = minimise(found.params, part, run, stage=stage, whole=problem)
         return problem.to_layer(rest.params)
     narrower = Factored(replace(problem.architecture, head_dim=rank))
     small, whole = (replace(each, parametrisation=narrower) for each in (part, problem))
