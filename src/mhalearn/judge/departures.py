@@ -32,7 +32,7 @@ from mhalearn.judge.tangent_space import TangentSpace, flatten, measure_tangent_
 _UNLIKELY, _UNLIKELY_TOO = 1e-9, 1e-6
 _FOLDS = 4
 # Fewer examples than this cannot agree on anything.
-_FEW_EXAMPLES = 5.0
+_FEW_EXAMPLES = 3.0
 # Random combinations of outputs in which constants are looked for.
 _CONSTANTS = 8
 # Scalars for each unknown and direction.

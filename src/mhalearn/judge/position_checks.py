@@ -91,7 +91,7 @@ def positions(evidence: Evidence) -> Found | None:
             "as on average: labels, or their errors, depend on positions, or there is a mask",
             {"by_position": uneven},
         )
-    if share < NAMED or (share < NAMED_ALONE and share <= (evidence.gain_of_one_more_head or 0.0)):
+    if not found or not (_is_everywhere(evidence, found[0]) or _explains_most(evidence, share)):
         return None
     return (
         structured_outcome(evidence),
