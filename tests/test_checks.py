@@ -147,6 +147,7 @@ def known(
         "positions_look_alike": True,
         "residual_law": NOISE_LIKE,
         "rounding_test": rounding_test(),
+        "held_out_rows": np.full(12, 0.5),
         "rival": None,
     } | facts
     vars(evidence).update(facts)  # where a cached property keeps what it measured
@@ -335,6 +336,13 @@ FOUND = [
         {**COARSE, "rounding_test": rounding_test(departure=Departure(POSITION, 0.81))},
         FITTED,
         "7.5 units in the last place depend on the inputs; labels depend on the position",
+        None,
+    ),
+    (
+        "held-out examples off",
+        {**COARSE, "held_out_rows": np.array([0.5, 0.6, 20.0])},
+        FITTED,
+        "of held-out examples is not what the rounding of labels leaves",
         None,
     ),
     (

@@ -60,6 +60,8 @@ def computed(dtype, x=X, layer=LAYER):
         (Y.astype(BFLOAT16).astype(np.float32), "bfloat16", 0.0),
         (Y.astype(BFLOAT16).astype(np.float64), "bfloat16", 0.0),
         (np.round(Y, 2), "float64", 0.01),
+        (np.round(Y, 2).astype(np.float32), "float64", 0.01),
+        (np.round(Y, 1).astype(np.float16), "float64", 0.1),
         (np.round(64 * Y) / 64, "float64", 1 / 64),
         (np.round(100 * Y).astype(np.int32), "float64", 1.0),
         (0 * Y, "float64", 0.0),

@@ -19,6 +19,8 @@ _DOUBLE_BITS = 53
 _FORMATS = {"bfloat16": (8, -133), "float16": (11, -24), "float32": (24, -149)}
 # Decimal places that labels may have been rounded to.
 _DECIMALS = range(10)
+# A step is clear that is so many times that of the format.
+_CLEARLY = 8.0
 
 
 class Precision(NamedTuple):
@@ -73,6 +75,9 @@ def label_precision(examples: Examples) -> Precision:
     # A fixed step as large as the format's own at the typical label is not that of the format,
     # which rounds small labels more finely.
     grid = 2.0**lowest
+    step = _decimal_step(examples, bits, size) if bits <= _FORMATS["float32"][0] else 0.0
+    if step > 0:  # rounded twice: to a decimal place, and to a format
+        return _precision("float64")._replace(grid=step)
     if bits <= _FORMATS["float32"][0] and grid < 2.0 ** (np.floor(np.log2(size)) + 1 - bits):
         for name, (most, least) in _FORMATS.items():
             if bits == most and lowest >= least:
@@ -99,8 +104,20 @@ def _significant_bits(labels: Float64) -> tuple[int, int]:
     return int(_DOUBLE_BITS - zeros.min()), int(np.min(exponent - _DOUBLE_BITS + zeros))
 
 
-def _has_decimals(labels: Float64, places: int) -> bool:
-    """Whether all labels have no more than so many decimal places."""
+def _has_decimals(labels: Float64, places: int, bits: int = _DOUBLE_BITS - 1) -> bool:
+    """Whether all labels, stored with so many bits, have no more than so many decimal places."""
     scaled = labels * 10.0**places
     whole = np.round(scaled)
-    return bool(np.all(np.abs(scaled - whole) <= 4 * np.finfo(np.float64).eps * np.abs(whole)))
+    return bool(np.all(np.abs(scaled - whole) <= 2.0 ** (1 - bits) * np.abs(whole)))
+
+
+def _decimal_step(examples: Examples, bits: int, size: float) -> float:
+    """The decimal step that labels of a coarse format are multiples of, but for its rounding; 0
+    where there is none that the format would not hide."""
+    places = [p for p in _DECIMALS if 10.0**-p > _CLEARLY * 2.0 ** (1 - bits) * size]
+    for _, y, lengths in examples.chunks(4096):
+        labels = y.astype(np.float64)[np.arange(examples.k) < lengths[:, None]]
+        places = [p for p in places if _has_decimals(labels, p, bits)]
+        if not places:
+            break
+    return 10.0 ** -places[0] if places else 0.0

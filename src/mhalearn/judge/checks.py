@@ -40,6 +40,7 @@ from mhalearn.judge.search_checks import (
 from mhalearn.judge.structure_checks import (
     coarse_departure,
     departure,
+    held_out_off,
     hopeless,
     missing_head,
     more_than_computing,
@@ -84,6 +85,7 @@ CHECKS: tuple[Check, ...] = (
     no_time_for_tests,
     residual_dependence,
     coarse_departure,
+    held_out_off,
     more_than_computing,
     parameter_not_resolved,
     overfitted,

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.data.input_information import Information
 from mhalearn.data.label_precision import Precision, label_precision
@@ -25,7 +26,7 @@ from mhalearn.judge.residual_law import (
     rows_of,
 )
 from mhalearn.judge.residuals import Residuals, measure_residuals
-from mhalearn.judge.rounding_test import RoundingTest, run_rounding_test
+from mhalearn.judge.rounding_test import RoundingTest, compare_rows, run_rounding_test
 from mhalearn.judge.subsets import Subsets
 from mhalearn.judge.tangent_space import TangentSpace, measure_tangent_space
 from mhalearn.layer.architecture import Architecture
@@ -255,6 +256,14 @@ class Evidence:
         return run_rounding_test(
             self.layer, self.train, self.class_of_layer, self.train_residuals, self.run.seed
         )
+
+    @cached_property
+    def held_out_rows(self) -> Float64 | None:
+        """What is left of rows of `certify` over what computing leaves; see `compare_rows`."""
+        certify, residuals = self.subsets.certify, self.certify_residuals
+        if certify is None or residuals is None:
+            return None
+        return compare_rows(self.layer, certify, self.class_of_layer, residuals)
 
     @cached_property
     def rival(self) -> Layer | None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.judge.computing_error import COMPUTING_MARGIN, expected_row_errors
 from mhalearn.judge.departures import Departure, find_departures
@@ -94,3 +95,19 @@ def run_rounding_test(
             float(np.sqrt(max(0.0, residual**2 - residuals.rounding**2))),
         ),
     )
+
+
+def compare_rows(
+    layer: Layer, examples: Examples, architecture: Architecture, residuals: Residuals
+) -> Float64 | None:
+    """What is left of each row over what computing in the labels' precision leaves of it.
+
+    None for another kind of attention. A few huge rows outweigh all others in sums, and hide them.
+    """
+    if not isinstance(layer, AttentionLayer):
+        return None
+    fitted, labels = look_at(layer, examples, architecture, seed=0)
+    errors = expected_row_errors(fitted, labels, residuals.labels)
+    left = np.sqrt(np.mean(fitted.residual**2, axis=-1))
+    there = fitted.inside & (errors > 0)
+    return left[there] / errors[there]

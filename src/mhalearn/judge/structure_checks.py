@@ -3,6 +3,7 @@
 import numpy as np
 
 from mhalearn._runtime.types import Float64
+from mhalearn.judge.computing_error import COMPUTING_MARGIN
 from mhalearn.judge.consistency_checks import ROUNDING_MARGIN
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Found, check
@@ -29,6 +30,9 @@ _MORE = 1.1
 # A head that gives its own token this share of its weight passes it on; less will do where W is a
 # multiple of the identity, up to this much, which is no accident.
 _OWN, _MOSTLY_OWN, _IDENTITY = 0.9, 0.5, 0.15
+# Rounding leaves of a few examples up to this many times what it leaves of others, and of a row up
+# to this many times what it leaves of most.
+_OFF, _OFF_ROW = 2.5, 5.0
 # Labels for each unknown below which what is left says nothing.
 _ENOUGH_LEFT = 1.3
 # What nothing explains is called low in error up to this share.
@@ -195,6 +199,31 @@ def coarse_departure(evidence: Evidence) -> Found | None:
         return None
     sentence = evidence.rounding_test.describe(evidence.train_residuals)
     return Outcome.FITTED, sentence, {"share": evidence.rounding_test.departure.share}
+
+
+@check("held-out examples off", expensive=True)
+def held_out_off(evidence: Evidence) -> Found | None:
+    """Below the precision of the labels, but not by rounding: that is the same for all examples,
+    and in every row what computing makes it."""
+    train, certify = evidence.train_residuals, evidence.certify_residuals
+    if not _is_coarse_exact(evidence) or certify is None:
+        return None
+    scalars = evidence.train.rows * evidence.train.out_dim
+    taken = min(evidence.class_of_layer.count() / scalars, 0.9)
+    more = np.sqrt((1 + taken) / (1 - taken))  # by the error of an estimate
+    times = certify.root_relative / (more * max(train.root_relative, certify.rounding))
+    rows = evidence.held_out_rows
+    if rows is not None and rows.size:
+        typical = np.sqrt(np.mean(rows**2)) / COMPUTING_MARGIN
+        times = max(times / _OFF, typical / more, rows.max() / more / _OFF_ROW)
+    if times <= 1:
+        return None
+    return (
+        Outcome.FITTED,
+        f"the relative residual {certify.root_relative:.2g} of held-out examples is not what the "
+        f"rounding of labels leaves: it is {times:.1f} times what may be, as a whole or in some rows",
+        {"times": float(times)},
+    )
 
 
 @check("more than computing leaves", expensive=True)
