@@ -221,7 +221,7 @@ def held_out_off(evidence: Evidence) -> Found | None:
     return (
         Outcome.FITTED,
         f"the relative residual {certify.root_relative:.2g} of held-out examples is not what the "
-        f"rounding of labels leaves: it is {times:.1f} times what may be, as a whole or in some rows",
+        f"rounding of labels leaves: it is {times:.1f} times what may be, on the whole or in rows",
         {"times": float(times)},
     )
 
