@@ -217,6 +217,12 @@ def count(rows: list[dict], name: str) -> int:
     return sum(bool(row.get(name)) for row in rows)
 
 
+def commits(rows: list[dict]) -> str:
+    """Which ones, and how many rows each has."""
+    found = Counter(row.get("commit", "unknown") for row in rows)
+    return ", ".join(f"{name} ({n})" for name, n in found.items())
+
+
 def main() -> None:
     traps = read_runs("fails_safely")
     false, words, crashed = (count(traps, name) for name in ("false", "false_words", "crashed"))
@@ -235,7 +241,7 @@ def main() -> None:
         + PLAIN
         + plain_rows([row for row in traps if "cell" in row])
         + f"\nIn all {len(traps)} fits, {false} false RECOVERED, {words} false reasons, "
-        + f"{crashed} crashes.\n"
+        + f"{crashed} crashes, at commits {commits(traps)}.\n"
     )
 
 
