@@ -138,7 +138,9 @@ def look_at(
     numbers = min(_MOST_NUMBERS / unknowns, _MOST_WORK / unknowns**2, _MOST_ROWS * e, _MOST_SCALARS)
     of_patterns = _MOST_NUMBERS / (layer.n_heads * k * max(k, e, examples.d))
     count = int(max(2, min(max(numbers / (k * e), _MOST_ROWS / (8 * k)), of_patterns)))
-    part = examples if count >= examples.n else examples.sample(count, seed)
+    part = examples if examples.in_memory else examples.subset(slice(0, count))
+    if count < examples.n:
+        part = examples.sample(count, seed)
     group_of = measure_information(part, architecture, _NEARLY_EQUAL).group_of
     first = np.unique(group_of, return_index=True)[1]
     distinct = len(first) / part.n
