@@ -13,7 +13,7 @@ import numpy as np
 
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
-from mhalearn.judge.computing_error import COMPUTING_MARGIN, expected_row_errors
+from mhalearn.judge.computing_error import computing_margin, expected_row_errors
 from mhalearn.judge.departures import Departure, find_departures
 from mhalearn.judge.fitted_attention import look_at
 from mhalearn.judge.residuals import Residuals
@@ -86,7 +86,7 @@ def run_rounding_test(
     return RoundingTest(
         residual=residual,
         expected=expected,
-        allowed=COMPUTING_MARGIN * expected,
+        allowed=computing_margin(examples.d) * expected,
         departure=large[0] if large else None,
         undetected=max(
             _LET_PASS * unit,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mhalearn._runtime.types import Float64
-from mhalearn.judge.computing_error import COMPUTING_MARGIN
+from mhalearn.judge.computing_error import computing_margin
 from mhalearn.judge.consistency_checks import ROUNDING_MARGIN
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Found, check
@@ -214,7 +214,7 @@ def held_out_off(evidence: Evidence) -> Found | None:
     times = certify.root_relative / (more * max(train.root_relative, certify.rounding))
     rows = evidence.held_out_rows
     if rows is not None and rows.size:
-        typical = np.sqrt(np.mean(rows**2)) / COMPUTING_MARGIN
+        typical = np.sqrt(np.mean(rows**2)) / computing_margin(evidence.train.d)
         times = max(times / _OFF, typical / more, rows.max() / more / _OFF_ROW)
     if times <= 1:
         return None
