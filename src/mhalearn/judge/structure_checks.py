@@ -3,7 +3,6 @@
 import numpy as np
 
 from mhalearn._runtime.types import Float64
-from mhalearn.judge.computing_error import computing_margin
 from mhalearn.judge.consistency_checks import ROUNDING_MARGIN
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Found, check
@@ -30,9 +29,9 @@ _MORE = 1.1
 # A head that gives its own token this share of its weight passes it on; less will do where W is a
 # multiple of the identity, up to this much, which is no accident.
 _OWN, _MOSTLY_OWN, _IDENTITY = 0.9, 0.5, 0.15
-# Rounding leaves of a few examples up to this many times what it leaves of others, and of a row up
-# to this many times what it leaves of most.
-_OFF, _OFF_ROW = 2.5, 5.0
+# Rounding leaves of a few examples up to this many times what it leaves of others; of their rows up
+# to this many times what computing does, most of them, and the worst.
+_OFF, _OFF_TYPICAL, _OFF_ROW = 2.5, 1.5, 5.0
 # Labels for each unknown below which what is left says nothing.
 _ENOUGH_LEFT = 1.3
 # What nothing explains is called low in error up to this share.
@@ -161,7 +160,9 @@ def residual_dependence(evidence: Evidence) -> Found | None:
             "deviations above noise)"
         )
         found = Outcome.FITTED, sentence, {"deviations": excess}
-        return found if excess > _SIGNIFICANT else None
+        # Computing goes with the inputs too, by less than a unit in the last place.
+        large = evidence.train_residuals.root_relative > evidence.train_residuals.unit
+        return found if large and excess > _SIGNIFICANT else None
     if classify_fit(evidence) is not Fit.PARTIAL:
         return None
     excess, departures = evidence.residual_dependence, evidence.departures
@@ -214,7 +215,7 @@ def held_out_off(evidence: Evidence) -> Found | None:
     times = certify.root_relative / (more * max(train.root_relative, certify.rounding))
     rows = evidence.held_out_rows
     if rows is not None and rows.size:
-        typical = np.sqrt(np.mean(rows**2)) / computing_margin(evidence.train.d)
+        typical = np.sqrt(np.mean(rows**2)) / _OFF_TYPICAL
         times = max(times / _OFF, typical / more, rows.max() / more / _OFF_ROW)
     if times <= 1:
         return None
