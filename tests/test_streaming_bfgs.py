@@ -72,7 +72,7 @@ def test_a_key_vector_of_a_narrow_head_counts_as_its_rank():
     layer = layer.replace(key_vector=layer.theta[:, 0] * 0.5)  # in the row space, as a rank asks
     levels = []
     for seed in range(4):
-        x, y = draw(60, 1e-2, seed, layer)
+        x, y = draw(80, 1e-2, seed, layer)
         learner = AttentionRegressor(2, head_dim=1, bias=True, random_state=seed).fit(x, y)
         levels.append(learner.certificate_.noise_level / 1e-2)
     assert np.mean(levels) == pytest.approx(1.0, abs=0.03)
