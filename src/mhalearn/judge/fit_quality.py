@@ -14,6 +14,9 @@ _NEAR = 1e3
 _NEARLY = 1e-2
 # Below this share a fit is called low in error even where what is left has structure.
 _LOW = 1e-4
+# A departure that explains this share of what is left is named; up to the second, one more head
+# must explain less.
+_NAMED, _NAMED_ALONE = 0.5, 0.75
 
 
 class Fit(enum.Enum):
@@ -69,3 +72,11 @@ def hint_at_mask(evidence: Evidence) -> str:
     if evidence.architecture.causal or first is None or not first.sees_itself_alone:
         return ""
     return "; the first row is linear in its own token, as under a mask: try causal=True"
+
+
+def explains_most(evidence: Evidence, share: float) -> bool:
+    """Whether a departure with this share of what is left explains most of it, and more than one
+    more head would."""
+    if share < _NAMED:
+        return False
+    return share >= _NAMED_ALONE or share > (evidence.gain_of_one_more_head or 0.0)

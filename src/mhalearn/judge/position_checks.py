@@ -3,15 +3,18 @@
 from mhalearn.judge.departures import Departure
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Found, check
-from mhalearn.judge.fit_quality import Fit, classify_fit, describe_error, structured_outcome
+from mhalearn.judge.fit_quality import (
+    Fit,
+    classify_fit,
+    describe_error,
+    explains_most,
+    structured_outcome,
+)
 from mhalearn.run.outcome import Outcome
 
 # Answers that differ by this many times the precision of computing them do differ.
 _DIFFER = 100.0
-# A departure that explains this share of what is left is named; up to the second, one more head
-# must explain less.
-NAMED, NAMED_ALONE = 0.5, 0.75
-# A positional one that explains less is named where what is left is large, as far from the layer
+# A positional departure that explains too little to be named is so where what is left is large, as far from the layer
 # directions say little, and spread over so many of the examples.
 _SOME, _SPREAD = 0.03, 0.3
 
@@ -91,7 +94,7 @@ def positions(evidence: Evidence) -> Found | None:
             "as on average: labels, or their errors, depend on positions, or there is a mask",
             {"by_position": uneven},
         )
-    if not found or not (_is_everywhere(evidence, found[0]) or _explains_most(evidence, share)):
+    if not found or not (_is_everywhere(evidence, found[0]) or explains_most(evidence, share)):
         return None
     return (
         structured_outcome(evidence),
@@ -104,12 +107,6 @@ def positions(evidence: Evidence) -> Found | None:
 def _is_everywhere(evidence: Evidence, departure: Departure) -> bool:
     large = structured_outcome(evidence) is Outcome.STUCK
     return large and departure.share >= _SOME and departure.spread >= _SPREAD
-
-
-def _explains_most(evidence: Evidence, share: float) -> bool:
-    if share < NAMED:
-        return False
-    return share >= NAMED_ALONE or share > (evidence.gain_of_one_more_head or 0.0)
 
 
 def _leaves_something(evidence: Evidence) -> bool:

@@ -10,13 +10,13 @@ from mhalearn.judge.fit_quality import (
     Fit,
     classify_fit,
     describe_error,
+    explains_most,
     hint_at_mask,
     is_certified_exact,
     structured_outcome,
 )
 from mhalearn.judge.fitted_attention import FittedAttention
 from mhalearn.judge.identifiability_checks import is_symmetric
-from mhalearn.judge.position_checks import NAMED, NAMED_ALONE
 from mhalearn.run.outcome import Outcome
 
 # Standard deviations above noise at which what is left counts as a function of the inputs.
@@ -117,12 +117,12 @@ def departure(evidence: Evidence) -> Found | None:
     found = [
         one
         for one in evidence.departures
-        if one.share >= NAMED and (evidence.positions_look_alike or not one.alternative.positional)
+        if evidence.positions_look_alike or not one.alternative.positional
     ]
     if not found:
         return None
     share, alternative = found[0].share, found[0].alternative
-    if share < NAMED_ALONE and share <= (evidence.gain_of_one_more_head or 0.0):
+    if not explains_most(evidence, share):
         return None
     passing = _own_token_head(evidence.fitted_attention) if alternative.name == "own token" else ""
     return (
@@ -212,11 +212,12 @@ def held_out_off(evidence: Evidence) -> Found | None:
     scalars = evidence.train.rows * evidence.train.out_dim
     taken = min(evidence.class_of_layer.count() / scalars, 0.9)
     more = np.sqrt((1 + taken) / (1 - taken))  # by the error of an estimate
-    times = certify.root_relative / (more * max(train.root_relative, certify.rounding))
+    of_train = max(train.root_relative, certify.rounding)
+    times = certify.root_relative / (_OFF * more * of_train) if of_train > 0 else 0.0
     rows = evidence.held_out_rows
     if rows is not None and rows.size:
         typical = np.sqrt(np.mean(rows**2)) / _OFF_TYPICAL
-        times = max(times / _OFF, typical / more, rows.max() / more / _OFF_ROW)
+        times = max(times, typical / more, rows.max() / more / _OFF_ROW)
     if times <= 1:
         return None
     return (
