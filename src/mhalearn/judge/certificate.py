@@ -386,6 +386,6 @@ def _reason(
     every = "its one head" if architecture.heads == 1 else f"all {architecture.heads} heads"
     return (
         f"the relative residual {error:.2g} is at the precision of the {residuals.precision} "
-        f"labels and no other layer nearby{among} meets them: the inputs determine {every}, but for "
-        "distant layers, of which only mirrored heads were tried"
+        f"labels and no other layer nearby{among} meets them: the inputs determine {every}, but "
+        "for distant layers, of which only mirrored heads were tried"
     )

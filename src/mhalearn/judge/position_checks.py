@@ -14,8 +14,8 @@ from mhalearn.run.outcome import Outcome
 
 # Answers that differ by this many times the precision of computing them do differ.
 _DIFFER = 100.0
-# A positional departure that explains too little to be named is so where what is left is large, as far from the layer
-# directions say little, and spread over so many of the examples.
+# A positional departure that explains less than most is named where what is left is large (far from
+# the layer, directions say little) and spread over so many of the examples.
 _SOME, _SPREAD = 0.03, 0.3
 
 
