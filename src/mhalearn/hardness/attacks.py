@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
-from mhalearn.hardness.families import differences, entry_bound, is_shown, largest_sum
+from mhalearn.hardness.families import entry_bound
+from mhalearn.hardness.secret import differences, is_shown, largest_sum
 
 Bits = NDArray[np.uint8]
 # Secrets that are looked at together, and examples that reject most of them.

@@ -17,7 +17,8 @@ from scipy.optimize import lsq_linear
 from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
-from mhalearn.hardness.families import Secret, hard_layer
+from mhalearn.hardness.families import hard_layer
+from mhalearn.hardness.secret import Secret
 from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer

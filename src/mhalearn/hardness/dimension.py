@@ -14,8 +14,9 @@ import numpy as np
 
 from mhalearn._runtime.types import Float64
 from mhalearn._runtime.validation import check_count
-from mhalearn.hardness.families import Secret, hard_layer, sharp_layer
+from mhalearn.hardness.families import hard_layer, sharp_layer
 from mhalearn.hardness.queries import cube
+from mhalearn.hardness.secret import Secret
 from mhalearn.layer.random_layers import random_layer
 
 

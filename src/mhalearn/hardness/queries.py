@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mhalearn._runtime.types import Float64
 from mhalearn._runtime.validation import check_array, check_count, check_inputs, is_number
-from mhalearn.hardness.families import Secret
+from mhalearn.hardness.secret import Secret
 
 # Queries map all inputs and labels (n, 2, d), (n, 2, e) to one number from -1 to 1 an example.
 Query = Callable[[NDArray[Any], Float64], Float64]
