@@ -16,7 +16,7 @@ from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.hardness.families import entry_bound
-from mhalearn.hardness.secret import differences, is_shown, largest_sum
+from mhalearn.hardness.secret import is_shown, label_shares, largest_sum
 
 Bits = NDArray[np.uint8]
 # Secrets that are looked at together, and examples that reject most of them.
@@ -38,13 +38,12 @@ class Broken:
 def read_bits(examples: Examples, projection: Float64) -> tuple[Bits, Bits]:
     """From the examples that show the secret: [b_a = -1] for a >= 1, and whether the sign is -1.
 
-    Along (x_2 - x_1) U a sharp label is 0 or -2; halfway is where noise begins to flip bits.
+    The sign is what `label_shares` shows.
     """
     x, y, _ = examples.arrays()
     shown = is_shown(x).astype(bool)
     x, y = x[shown], y[shown]
-    along = differences(x)[:, 0] @ projection
-    share = np.sum(along * y[:, 0], axis=1) / np.sum(along**2, axis=1)
+    share = label_shares(x, y, projection)
     return (x[:, 0, 1:] * x[:, 1, 1:] < 0).astype(np.uint8), (share < -1).astype(np.uint8)
 
 

@@ -6,6 +6,7 @@ The constructions are ours, in the spirit of the lower bounds of Chen & Li (Theo
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +14,16 @@ from numpy.typing import NDArray
 from mhalearn._runtime import storage
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.validation import check_count, is_number
-from mhalearn.hardness.secret import FAMILIES, Secret, largest_sum
+from mhalearn.hardness.lwr import READABLE, SHARPNESS, LwrSecret, draw_secret
+from mhalearn.hardness.secret import Secret, largest_sum
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
 
+FAMILIES = (*Secret.families, *LwrSecret.families)
 MODULUS = 8
 # The norm of the Thetas of the random layer that `mix` leads to.
 _GENERIC = 2.0
+_SHARPNESS = 8.0
 # Beyond these the closed form is reached long since, and secrets take seconds to draw.
 _SHARPEST, _LARGEST_MODULUS = 1000.0, 4096
 
@@ -29,7 +33,8 @@ def load_secret(path: str | Path) -> Secret:
     needed = ("weights", "projection")
     tensors, facts = storage.read_tensors(path, kind="secret", required=needed)
     try:
-        return Secret(
+        kind = LwrSecret if facts["family"] == "lwr" else Secret
+        return kind(
             facts["family"],
             tensors["weights"],
             tensors["projection"],
@@ -42,56 +47,127 @@ def load_secret(path: str | Path) -> Secret:
         raise ValueError(f"{storage.show(path)}: {error}") from None
 
 
+@overload
+def hard_layer(
+    family: Literal["lwr"],
+    *,
+    dimension: int,
+    modulus: int | None = None,
+    seed: int = 0,
+    sharpness: float | None = None,
+) -> tuple[AttentionLayer, LwrSecret]: ...
+
+
+@overload
 def hard_layer(
     family: str,
     *,
-    n_heads: int,
-    d: int,
+    n_heads: int | None = None,
+    d: int | None = None,
     seed: int = 0,
-    sharpness: float = 8.0,
+    sharpness: float | None = None,
     modulus: int | None = None,
     mix: float = 0.0,
+    dimension: int | None = None,
+) -> tuple[AttentionLayer, Secret]: ...
+
+
+def hard_layer(
+    family: str,
+    *,
+    n_heads: int | None = None,
+    d: int | None = None,
+    seed: int = 0,
+    sharpness: float | None = None,
+    modulus: int | None = None,
+    mix: float = 0.0,
+    dimension: int | None = None,
 ) -> tuple[AttentionLayer, Secret]:
     """A layer of the family and its secret, for two +-1 tokens.
 
     parity: the secret is a set of n_heads coordinates among 1..d-1 and the label its parity.
     rounding: the secret is a vector of small integers and the label rounds its inner product with
         the bits, modulo `modulus` (8 unless given): one head for each half period.
-    sharpness: the layer is within 4 exp(-sharpness) |(x_2 - x_1) U| of `Secret.labels`.
+    lwr: learning with rounding. The secret is a vector s of `dimension` integers modulo `modulus`,
+        a power of two 2^t (8 unless given); `secret.read(X, layer(X))` is floor(2 <a, s> / q) mod 2
+        for X = `secret.encode(a)`, exactly. It has d = 1 + dimension t features and as many heads
+        as any secret needs, about 2 dimension (t - 1) (`lwr.count_heads`), so takes neither.
+        The reduction is told in `mhalearn.hardness.lwr`.
+    sharpness: the layer is within 4 exp(-sharpness) |(x_2 - x_1) U| of `Secret.labels`; 8 unless
+        given, 40 for lwr, where later digits would tell equations without rounding.
     mix: 0 is the hard layer, 1 a random one of the same shape; between, their parameters mixed.
-    Source: the lower-bound constructions of Chen & Li, in the form derived for two tokens.
+    Source: ours, in the spirit of the lower bounds of Chen & Li, whose constructions may differ.
     Trust: `Secret.labels` is exact in the limit. What is proved of parities is proved of that
     limit and of correlations; the last digits of a finitely sharp layer tell more.
     """
-    n_heads, d = check_count("n_heads", n_heads), check_count("d", d)
     if family not in FAMILIES:
-        raise ValueError(f"family={family!r}: pass 'parity' or 'rounding'")
-    if n_heads % 2:
-        raise ValueError(f"n_heads={n_heads}: heads cancel in pairs; pass an even number")
+        raise ValueError(f"family={family!r}: pass 'parity', 'rounding' or 'lwr'")
     if not (is_number(mix) and 0 <= mix <= 1):
         raise ValueError(f"mix={mix!r}: pass a number from 0 (hard) to 1 (random)")
-    if family == "parity" and modulus is not None:
-        raise ValueError(f"modulus={modulus}: parities have none; leave it out")
     rng = generator(seed, Stream.SECRET)
-    projection = np.linalg.qr(rng.standard_normal((d, d)))[0]
-    modulus = 2 if family == "parity" else MODULUS if modulus is None else modulus
-    if family == "parity":
-        weights = _random_set(n_heads, d, rng)
+    if family == "lwr":
+        _check_lwr(n_heads, d, mix, sharpness)
+        size, modulus = _given(dimension, "dimension"), MODULUS if modulus is None else modulus
+        sharpness = SHARPNESS if sharpness is None else sharpness
+        sizes = f"dimension={size}, seed={seed}, sharpness={sharpness}, modulus={modulus}"
+        secret: Secret = draw_secret(size, modulus, rng)
     else:
-        weights = _random_integers(n_heads, d, modulus, rng)
-    secret = Secret(family, weights, projection, n_heads, modulus)
+        if dimension is not None:
+            raise ValueError(f"dimension={dimension}: only 'lwr' has one; pass d, or leave it out")
+        sharpness = _SHARPNESS if sharpness is None else sharpness
+        secret = _draw_secret(family, _given(n_heads, "n_heads"), _given(d, "d"), modulus, rng)
+        shown = None if family == "parity" else secret.modulus
+        sizes = (
+            f"n_heads={n_heads}, d={d}, seed={seed}, sharpness={sharpness}, modulus={shown}, "
+            f"mix={mix}"
+        )
     layer = sharp_layer(secret, sharpness)
     if mix:
-        other = random_layer(n_heads, d, scale=_GENERIC, seed=seed)
+        other = random_layer(layer.n_heads, layer.d, scale=_GENERIC, seed=seed)
         layer = layer.replace(
             theta=(1 - mix) * layer.theta + mix * other.theta,
             w=(1 - mix) * layer.w + mix * other.w,
         )
-    recipe = (
-        f"hard_layer({family!r}, n_heads={n_heads}, d={d}, seed={seed}, sharpness={sharpness}, "
-        f"modulus={None if family == 'parity' else modulus}, mix={mix})"
-    )
+    recipe = f"hard_layer({family!r}, {sizes})"
     return layer.replace(metadata={"seed": str(seed), "teacher": recipe}), secret
+
+
+def _given(value: int | None, name: str) -> int:
+    if value is None:
+        raise ValueError(f"{name}=None: pass an integer")
+    return check_count(name, value)
+
+
+def _check_lwr(n_heads: int | None, d: int | None, mix: float, sharpness: float | None) -> None:
+    """Refuse what an lwr layer decides itself, and what would make its bits unreadable."""
+    for name, value in (("n_heads", n_heads), ("d", d)):
+        if value is not None:
+            raise ValueError(
+                f"{name}={value}: an lwr layer has as many as dimension and modulus ask for; "
+                "leave it out"
+            )
+    if mix:
+        raise ValueError(f"mix={mix}: bits of an lwr layer are read exactly; leave it out")
+    if sharpness is not None and is_number(sharpness) and sharpness <= READABLE:
+        raise ValueError(
+            f"sharpness={sharpness}: bits are read exactly above log 3; pass {READABLE:.2f} or "
+            f"more, such as {SHARPNESS:g}"
+        )
+
+
+def _draw_secret(
+    family: str, n_heads: int, d: int, modulus: int | None, rng: np.random.Generator
+) -> Secret:
+    if n_heads % 2:
+        raise ValueError(f"n_heads={n_heads}: heads cancel in pairs; pass an even number")
+    if family == "parity" and modulus is not None:
+        raise ValueError(f"modulus={modulus}: parities have none; leave it out")
+    projection = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    if family == "parity":
+        return Secret(family, _random_set(n_heads, d, rng), projection, n_heads, 2)
+    modulus = MODULUS if modulus is None else modulus
+    weights = _random_integers(n_heads, d, modulus, rng)
+    return Secret(family, weights, projection, n_heads, modulus)
 
 
 def sharp_layer(secret: Secret, sharpness: float) -> AttentionLayer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,8 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from mhalearn._runtime import storage
 from mhalearn._runtime.types import Float64
 from mhalearn._runtime.validation import check_array, check_count
-
-FAMILIES = ("parity", "rounding")
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,8 @@ class Secret:
     projection: U, which is no secret.
     """
 
+    families: ClassVar[tuple[str, ...]] = ("parity", "rounding")
+
     family: str
     weights: NDArray[np.int64]
     projection: Float64
@@ -39,8 +39,9 @@ class Secret:
     def __post_init__(self) -> None:
         heads = check_count("n_heads", self.n_heads, least=2)
         modulus = check_count("modulus", self.modulus, least=2)
-        if self.family not in FAMILIES or heads % 2 or modulus % 2:
-            raise ValueError("a secret is of the family parity or rounding, its numbers even")
+        if self.family not in self.families or heads % 2 or modulus % 2:
+            known = " or ".join(self.families)
+            raise ValueError(f"a secret is of the family {known}, its numbers even")
         weights = check_array("weights", self.weights, 1)
         size = check_array("projection", self.projection, 2).shape
         integers = np.issubdtype(weights.dtype, int) and len(weights) > 0
@@ -83,6 +84,15 @@ class Secret:
         shown = is_shown(x, len(self.weights))
         return -shown[:, None, None] * differences(x) @ self.projection
 
+    def reference_labels(self, x: ArrayLike) -> Float64:
+        """(2, n, 2, e): the labels if all signs were +1, and if all were -1.
+
+        With a coin for each sign there is no secret: the mean of a query over both is what an
+        adversarial `QueryOracle` answers.
+        """
+        free = self.free_part(x)
+        return np.stack([np.zeros_like(free), 2 * free])
+
     def save(self, path: str | Path) -> None:
         """Write the secret to a .safetensors file, atomically."""
         facts = {"family": self.family, "n_heads": str(self.n_heads), "modulus": str(self.modulus)}
@@ -99,6 +109,15 @@ def differences(x: ArrayLike) -> Float64:
     """x_other - x_own for each row."""
     tokens = np.asarray(x, dtype=np.float64)
     return tokens[:, ::-1] - tokens
+
+
+def label_shares(x: ArrayLike, y: ArrayLike, projection: Float64) -> Float64:
+    """The first row of each label along (x_2 - x_1) U: 0 or -2 where b_0 = -1 and heads are sharp.
+
+    Halfway, at -1, is where noise begins to flip what is read.
+    """
+    along = differences(x)[:, 0] @ projection
+    return np.sum(along * np.asarray(y)[:, 0], axis=1) / np.sum(along**2, axis=1)
 
 
 def _products(x: ArrayLike, d: int | None) -> NDArray[Any]:

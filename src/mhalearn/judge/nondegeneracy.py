@@ -2,7 +2,7 @@
 
 Chen & Li ask, with constants hidden in O-notation, for incoherent heads, effective rank, dense
 Theta, a well-conditioned sum of projections, and few heads and tokens. The thresholds here are
-ours: random Gaussian layers of d >= 8 pass, the paper's lower-bound families do not. Trust: a
+ours: random Gaussian layers of d >= 8 pass, the families of `hardness` do not. Trust: a
 report of how far a layer is from the theorem's assumptions, not a proof that they hold.
 """
 
