@@ -14,7 +14,14 @@ import pytest
 
 import mhalearn as mha
 from mhalearn.cli import run
-from mhalearn.hardness import QueryOracle, curve, hard_layer, learn_by_queries, load_secret
+from mhalearn.hardness import (
+    LwrSecret,
+    QueryOracle,
+    curve,
+    hard_layer,
+    learn_by_queries,
+    load_secret,
+)
 from mhalearn.hardness.attacks import (
     break_parity,
     break_rounding_by_integers,
@@ -33,8 +40,11 @@ from mhalearn.hardness.curve import (
     summarise,
 )
 from mhalearn.hardness.dimension import by_degree, generic_dimension, parity_dimension, walsh
+from mhalearn.hardness.families import sharp_layer
+from mhalearn.hardness.lwr import count_heads, spread
 from mhalearn.hardness.plot import draw_curve
-from mhalearn.hardness.queries import cube
+from mhalearn.hardness.queries import _correlation, cube
+from mhalearn.hardness.secret import is_shown
 
 FAMILIES = ("parity", "rounding")
 
@@ -81,6 +91,103 @@ def test_the_rounding_label_is_the_square_wave_of_the_secret_inner_product(modul
     assert 0 < secret.weights.sum() <= 5 * modulus // 2 - 1
 
 
+def rounded(a, secret):
+    """floor(2 <a, s> / q) mod 2, in Python's own integers."""
+    inner = [sum(int(u) * int(v) for u, v in zip(row, secret.vector, strict=True)) for row in a]
+    return np.array([2 * h // secret.modulus % 2 for h in inner])
+
+
+@pytest.mark.parametrize("sharpness", [None, 1.1])
+@pytest.mark.parametrize(("n", "q"), [(1, 2), (2, 2), (5, 2), (3, 4), (2, 8), (3, 8), (2, 16)])
+def test_an_lwr_layer_shows_the_rounding_of_every_integer_vector(n, q, sharpness):
+    """All of Z_q^n, down to the softest layers that are allowed."""
+    for seed in range(3):
+        layer, secret = hard_layer("lwr", dimension=n, modulus=q, seed=seed, sharpness=sharpness)
+        a = np.array(list(itertools.product(range(q), repeat=n)))
+        x = secret.encode(a, seed=seed)
+        assert np.array_equal(secret.read(x, layer(x)), rounded(a, secret))
+        assert rounded(a, secret).mean() == 0.5  # an odd entry makes <a, s> uniform
+
+
+@pytest.mark.parametrize(("n", "q"), [(6, 64), (4, 4096)])
+def test_a_large_lwr_layer_shows_the_rounding(n, q):
+    layer, secret = hard_layer("lwr", dimension=n, modulus=q, seed=3)
+    a = np.random.default_rng(0).integers(-(10**6), 10**6, (500, n))
+    x = secret.encode(a)
+    assert secret.vector.shape == (n,)
+    assert secret.modulus == q
+    assert np.array_equal(secret.read(x, layer(x)), rounded(a, secret))
+    assert np.abs(layer(x) - secret.labels(x)).max() < 1e-11
+    assert np.array_equal(x, secret.encode(a % q))  # integers are taken modulo q
+    assert np.array_equal(x, secret.encode((a % q).astype(np.uint64) + np.uint64(q)))
+
+
+def test_softer_than_log_3_a_bit_is_misread():
+    _, secret = hard_layer("lwr", dimension=2, modulus=2)
+    a = np.array(list(itertools.product(range(2), repeat=2)))
+    x = secret.encode(a)
+    wrong = [
+        np.sum(secret.read(x, sharp_layer(secret, s)(x)) != rounded(a, secret))
+        for s in (math.log(3) - 0.01, math.log(3) + 0.01)
+    ]
+    assert wrong[0] > 0
+    assert wrong[1] == 0
+
+
+def test_the_number_of_lwr_heads_is_the_least_that_any_secret_needs():
+    for n, q in itertools.product((1, 2, 3), (2, 4, 8, 16)):
+        heads = count_heads(n, q)
+        largest = max(spread(np.array(s), q).sum() for s in itertools.product(range(q), repeat=n))
+        assert heads % 2 == 0
+        assert largest <= (heads + 1) * q // 2 - 1
+        assert heads == 2 or largest > (heads - 1) * q // 2 - 1
+        assert {hard_layer("lwr", dimension=n, modulus=q, seed=s)[0].n_heads for s in range(5)} == {
+            heads
+        }
+
+
+def test_encoded_integers_make_every_input_that_shows_its_bit_as_likely():
+    """Each a has 2^d inputs, one a first token: together all inputs of b_0 = -1, each once."""
+    _, secret = hard_layer("lwr", dimension=1, modulus=4)
+    found = set()
+    for a, seed in itertools.product(range(4), range(200)):
+        x = secret.encode([[a]], seed=seed)
+        assert np.array_equal(is_shown(x), [1])
+        found.add((a, x.tobytes()))
+    assert len(found) == 4 * 2**3
+    assert len({x for _, x in found}) == 4 * 2**3
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda s, x: s.encode(np.zeros((3, 4), int)), "the secret has dimension 2"),
+        (lambda s, x: s.encode(np.zeros((3, 2))), "taken modulo 8"),
+        (lambda s, x: s.encode(np.zeros(2, int)), r"pass a\[None\]"),
+        (lambda s, x: s.read(x, np.zeros((1, 2, 7))), "pass labels of X"),
+        (lambda s, x: s.read(x[:, :, :3], x), "X has 3 features"),
+        (lambda s, x: s.read(np.ones_like(x), x), "b_0 = [+]1"),
+        (lambda s, x: dataclasses.replace(s, modulus=6), "power of two"),
+        (lambda s, x: dataclasses.replace(s, weights=s.weights[::-1] * 0 + [0, 1, 1, 1, 1, 1, 1]),
+         "these are not"),
+        (lambda s, x: dataclasses.replace(s, family="parity"), "family lwr"),
+    ],
+)  # fmt: skip
+def test_what_an_lwr_secret_cannot_take_is_refused_in_a_line(call, said):
+    _, secret = hard_layer("lwr", dimension=2)
+    with pytest.raises(ValueError, match=said):
+        call(secret, secret.encode(np.zeros((3, 2), int)))
+
+
+def test_without_the_secret_half_of_the_energy_of_an_lwr_layer_is_left():
+    layer, secret = hard_layer("lwr", dimension=4, modulus=8)
+    x = inputs(20_000, layer.d)
+    labels = layer(x)
+    assert np.sum((secret.free_part(x) - labels) ** 2) == pytest.approx(
+        np.sum(labels**2) / 2, rel=0.03
+    )
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_conditions_that_are_violated_are_named(family):
     layer, _ = hard_layer(family, n_heads=4, d=12)
@@ -123,6 +230,18 @@ def test_mix_leads_from_hard_to_random():
         ("rounding", {"n_heads": 2, "d": 8, "sharpness": 1e308}, "up to 1000"),
         ("parity", {"n_heads": 2, "d": 8, "mix": 1.5}, "from 0"),
         ("rounding", {"n_heads": 2, "d": 8, "modulus": 10**12}, "at most 4096"),
+        ("rounding", {"n_heads": 2, "d": 8, "dimension": 4}, "only 'lwr' has one"),
+        ("parity", {"n_heads": 2}, "d=None"),
+        ("lwr", {}, "dimension=None"),
+        ("lwr", {"dimension": 0}, "at least 1"),
+        ("lwr", {"dimension": 4, "modulus": 1}, "at least 2"),
+        ("lwr", {"dimension": 4, "modulus": 12}, "power of two"),
+        ("lwr", {"dimension": 4, "modulus": 8192}, "at most 4096"),
+        ("lwr", {"dimension": 10**6, "modulus": 256}, "GiB"),
+        ("lwr", {"dimension": 4, "n_heads": 18}, "leave it out"),
+        ("lwr", {"dimension": 4, "d": 13}, "leave it out"),
+        ("lwr", {"dimension": 4, "mix": 0.5}, "leave it out"),
+        ("lwr", {"dimension": 4, "sharpness": 1.0}, "above log 3"),
     ],
 )
 def test_bad_recipes_are_refused_in_a_line(family, options, said):
@@ -140,7 +259,7 @@ _, secret = hard_layer("parity", n_heads=2, d=4)
 x, y = cube(3), np.zeros((64, 2, 3))
 for call in (
     lambda: hard_layer("parity", n_heads=2, d=8, sharpness="8"),
-    lambda: hard_layer("parity", n_heads=2, d=8, sharpness=None),
+    lambda: hard_layer("parity", n_heads=2, d=8, sharpness=[8.0]),
     lambda: hard_layer("parity", n_heads=2, d=8, sharpness=10**400),
     lambda: hard_layer("parity", n_heads=2, d=8, mix="a"),
     lambda: random_layer(n_heads=2, d=8, scale="2"),
@@ -192,6 +311,16 @@ def test_secrets_round_trip_and_other_files_are_refused(tmp_path):
             ask(np.ones((3, 2, 5)))
     with pytest.raises(ValueError, match="pass d integers"):
         dataclasses.replace(secret, weights=np.zeros(0, int), projection=np.zeros((0, 0)))
+
+
+def test_lwr_secrets_round_trip_with_what_they_can_do(tmp_path):
+    layer, secret = hard_layer("lwr", dimension=3, modulus=4)
+    secret.save(tmp_path / "secret.safetensors")
+    again = load_secret(tmp_path / "secret.safetensors")
+    assert isinstance(again, LwrSecret)
+    assert np.array_equal(again.vector, secret.vector)
+    x = again.encode([[1, 2, 3]])
+    assert np.array_equal(again.read(x, layer(x)), secret.read(x, layer(x)))
 
 
 def test_the_transform_is_the_sum_over_all_inputs():
@@ -246,7 +375,7 @@ def test_the_oracle_keeps_to_its_tolerance_and_its_range():
     assert 0.04 < off.max() <= 0.05 + 1e-12
     with pytest.raises(ValueError, match="as many"):
         QueryOracle(x, np.zeros((3, 2, 3)), tolerance=0.05)
-    with pytest.raises(ValueError, match="scale it down"):
+    with pytest.raises(ValueError, match="scale it"):
         oracle.ask(lambda x, y: np.full(len(x), 2.0))
     with pytest.raises(ValueError, match="one number an example"):
         oracle.ask(lambda x, y: np.ones(3))
@@ -255,6 +384,115 @@ def test_the_oracle_keeps_to_its_tolerance_and_its_range():
     _, family = hard_layer("parity", n_heads=2, d=4)
     with pytest.raises(ValueError, match="the oracle maps 3 features to 3, the family 4 to 4"):
         learn_by_queries(oracle, family)
+
+
+def all_queries(d, secret):
+    """Correlations of the label with every product of bits; a nonlinear one; one of inputs only."""
+    correlations = [
+        _correlation(secret, entry, others)
+        for size in range(d - 1)
+        for others in itertools.combinations(range(1, d), size)
+        for entry in range(1, d)
+        if entry not in others
+    ]
+    return [
+        *correlations,
+        lambda x, y: (np.abs(y[:, 0]).max(axis=1) > 0.5).astype(float),
+        lambda x, y: (x[:, 0, 0] + 1) / 2.0,
+    ]
+
+
+def parities(heads, d):
+    """Two parities of one projection, of different sets of bits."""
+    _, first = hard_layer("parity", n_heads=heads, d=d, seed=0)
+    other = np.concatenate([[0], first.weights[:0:-1]])
+    assert not np.array_equal(other, first.weights)
+    return first, dataclasses.replace(first, weights=other)
+
+
+def test_adversarial_answers_are_legal_and_hide_the_secret_up_to_the_tolerance():
+    x = cube(5)
+    told = []
+    for secret in parities(2, 5):
+        y, free = secret.labels(x), secret.reference_labels(x)
+        queries = all_queries(5, secret)
+        coarse = QueryOracle(x, y, 0.3, answers="adversarial", reference=free)
+        told.append([coarse.ask(query) for query in queries])
+        fine = QueryOracle(x, y, 0.1, answers="adversarial", reference=free)
+        truth = np.array([QueryOracle(x, y, 0.0).ask(query) for query in queries])
+        without = np.array([np.mean([query(x, part).mean() for part in free]) for query in queries])
+        assert np.all(np.abs(told[-1] - truth) <= 0.3 + 1e-12)
+        answers = np.array([fine.ask(query) for query in queries])
+        near = np.abs(truth - without) <= 0.1
+        assert np.array_equal(answers[near], without[near])
+        assert 0 < np.sum(~near) < len(queries)
+        assert np.all(np.abs(answers - truth) <= 0.1 + 1e-12)
+        assert learn_by_queries(fine, secret) == secret.coordinates
+    assert told[0] == told[1]
+    rounded = [QueryOracle(x, s.labels(x), 0.1) for s in parities(2, 5)]
+    first, second = ([oracle.ask(query) for query in queries] for oracle in rounded)
+    assert first != second
+
+
+def test_the_reference_is_a_coin_and_not_the_mean_label():
+    """Of a query that is not linear in the label the two differ."""
+    _, secret = hard_layer("parity", n_heads=2, d=4)
+    x = cube(4)
+    reference = secret.reference_labels(x)
+    assert np.allclose(reference.mean(axis=0), secret.free_part(x))
+    oracle = QueryOracle(x, secret.labels(x), 0.01, answers="adversarial", reference=reference)
+    assert oracle.ask(lambda x, y: (np.abs(y).max(axis=(1, 2)) > 0) * 1.0) == 0.25
+
+
+@pytest.mark.parametrize("t", [1, 4, 30, 1000])
+def test_vstat_tells_a_mean_as_t_examples_would(t):
+    oracle = QueryOracle(cube(3), np.zeros((64, 2, 3)), vstat=t)
+    means = np.linspace(0, 1, 2001)
+    answers = np.array([oracle.ask(lambda x, y, p=p: np.full(len(x), p)) for p in means])
+    allowed = np.maximum(1 / t, np.sqrt(means * (1 - means) / t))
+    off = np.abs(answers - means)
+    assert np.all(off <= allowed + 1e-9)
+    assert np.all((answers >= 0) & (answers <= 1))
+    assert len(set(answers)) < 4 * math.sqrt(t)  # a grid: asking again tells no more
+    if t >= 30:
+        assert off[1000 - 100 : 1000 + 100].max() > 0.5 * allowed[1000]
+        assert off[:5].max() < off[900:1100].max()  # rare events are told more precisely
+    with pytest.raises(ValueError, match=r"leaves \[0, 1\]"):
+        oracle.ask(lambda x, y: np.full(len(x), -0.5))
+
+
+@pytest.mark.parametrize("answers", ["rounded", "adversarial"])
+def test_queries_of_vstat_find_the_secret_if_t_is_large_enough(answers):
+    _, secret = hard_layer("parity", n_heads=2, d=5, seed=1)
+    x = cube(5)
+    reference = secret.reference_labels(x) if answers == "adversarial" else None
+    found = {
+        t: learn_by_queries(
+            QueryOracle(x, secret.labels(x), vstat=t, answers=answers, reference=reference), secret
+        )
+        for t in (50, 100)
+    }
+    assert found == {50: None, 100: secret.coordinates}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "tolerance=None"),
+        ({"tolerance": 0.1, "vstat": 100}, "leave one out"),
+        ({"vstat": 0}, "vstat=0"),
+        ({"tolerance": 0.1, "answers": "kind"}, "'adversarial'"),
+        ({"tolerance": 0.1, "answers": "adversarial"}, "reference"),
+        ({"tolerance": 0.1, "reference": np.zeros((1, 64, 2, 3))}, "leave both out"),
+        (
+            {"vstat": 9, "answers": "adversarial", "reference": np.zeros((2, 64, 2, 4))},
+            "stack of labels",
+        ),
+    ],
+)
+def test_oracles_that_conflict_with_themselves_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        QueryOracle(cube(3), np.zeros((64, 2, 3)), **options)
 
 
 @pytest.mark.parametrize("d", [0, 11])
