@@ -105,6 +105,7 @@ def test_help_lists_the_commands_that_exist(mhalearn):
         "bench",
         "hard parity",
         "hard rounding",
+        "hard lwr",
         "hard curve",
     )
     for name in (*names, "--version"):
@@ -367,6 +368,7 @@ def test_the_folder_that_generate_wrote_is_not_what_to_learn_from(mhalearn, data
         (("parity", "--heads", "5"), "--heads 5: "),
         (("parity", "--heads", "4", "--dim", "4"), "--heads 4 --dim 4: "),
         (("rounding", "--modulus", "3"), "--modulus 3: "),
+        (("lwr", "--modulus", "12"), "--modulus 12: "),
     ],
 )
 def test_hard_speaks_of_its_options(mhalearn, arguments, said, tmp_path):

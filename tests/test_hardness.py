@@ -652,6 +652,19 @@ def test_the_command_writes_layer_secret_and_examples(tmp_path, capsys):
         x, y, _ = mha.load_examples(out / "examples.safetensors").arrays()
         assert np.abs(y - secret.labels(x)).max() < 0.02
         assert np.array_equal(mha.load_layer(out / "layer.safetensors")(x), y)
+    sizes = ["--dimension", "3", "--modulus", "4", "--examples", "50"]
+    assert run(["hard", "lwr", *sizes, "--out", str(tmp_path / "lwr"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    secret = load_secret(tmp_path / "lwr" / "secret.safetensors")
+    assert told["vector"] == secret.vector.tolist()
+    x, y, _ = mha.load_examples(tmp_path / "lwr" / "examples.safetensors").arrays()
+    shown = is_shown(x) == 1
+    assert 10 < shown.sum() < 40
+    assert np.array_equal(1 - 2 * secret.read(x[shown], y[shown]), secret.signs(x[shown]))
+    assert run(["hard", "lwr", *sizes, "--out", str(tmp_path / "lwr")]) == 0
+    assert f"{told['vector']} modulo 4" in capsys.readouterr().out
+    assert run(["hard", "lwr", "--dimension", "99999", "--out", str(tmp_path / "large")]) == 2
+    assert "GiB" in capsys.readouterr().err
     assert run(["hard", "parity", "--heads", "3", "--out", str(tmp_path)]) == 2
     assert "even" in capsys.readouterr().err
     assert run(["hard", "curve", "--heads", "3"]) == 2

@@ -1,4 +1,4 @@
-"""hard: layers that no efficient learner should learn, and what learning them costs."""
+"""hard: layers made to be hard to learn, and what learning them costs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mhalearn.learners.registry import BUILTIN
 
 if TYPE_CHECKING:
     from mhalearn.hardness.curve import Cell, Growth, Line
+    from mhalearn.hardness.secret import Secret
 
 commands = typer.Typer()
 _METHODS = ",".join(learner.name for learner in BUILTIN if learner.consistent)
@@ -31,6 +32,12 @@ Heads = Annotated[int, typer.Option(min=2, help="Heads, an even number.")]
 Dim = Annotated[int, typer.Option(min=2, help="Features of a token.")]
 Sharpness = Annotated[float, typer.Option(help="How near the layer is to its closed form.")]
 Mix = Annotated[float, typer.Option(min=0, max=1, help="0 is hard, 1 a random layer.")]
+_DIALS = "a larger --mix or a smaller --sharpness makes them easier"
+_EASIER = {
+    "parity": _DIALS,
+    "rounding": _DIALS,
+    "lwr": "a smaller --dimension or --modulus makes them easier",
+}
 
 
 @hard.command(epilog="Example:\n\n  mhalearn hard parity --heads 4 --dim 16 --out secret")
@@ -76,6 +83,29 @@ def rounding(
     """
     recipe = {"n_heads": heads, "d": dim, "seed": seed, "sharpness": sharpness, "mix": mix}
     return _write("rounding", recipe | {"modulus": modulus}, out, examples, noise, as_json)
+
+
+@hard.command(epilog="Example:\n\n  mhalearn hard lwr --dimension 4 --modulus 8 --out secret")
+@partial(guarded, group="hard")
+def lwr(
+    out: Folder,
+    dimension: Annotated[int, typer.Option(min=1, help="Integers of the secret vector.")] = 4,
+    modulus: Annotated[
+        int | None, typer.Option(min=2, help="Of the inner product, a power of 2; 8 unless given.")
+    ] = None,
+    examples: Count = 1000,
+    sharpness: Sharpness = 40.0,
+    noise: Noise = 0.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> int:
+    """A layer whose labels are samples of learning with rounding: a bit of a secret inner product.
+
+    Heads and features are as many as the two sizes ask for. Half of the examples show a bit.
+    Writes layer.safetensors, secret.safetensors and examples.safetensors.
+    """
+    recipe = {"dimension": dimension, "modulus": modulus, "seed": seed, "sharpness": sharpness}
+    return _write("lwr", recipe, out, examples, noise, as_json)
 
 
 @hard.command(
@@ -187,7 +217,12 @@ def _integers(option: str, text: str) -> list[int]:
 
 def _check_recipe(family: str, recipe: dict[str, Any]) -> None:
     """In the command's own words, what the library would refuse in those of its parameters."""
-    heads, dim, modulus = recipe["n_heads"], recipe["d"], recipe.get("modulus")
+    modulus = recipe.get("modulus")
+    if family == "lwr":
+        if modulus is not None and modulus & (modulus - 1):
+            raise ValueError(f"--modulus {modulus}: integers enter bit by bit; give a power of two")
+        return
+    heads, dim = recipe["n_heads"], recipe["d"]
     if heads % 2:
         raise ValueError(f"--heads {heads}: heads cancel in pairs; give an even number")
     if family == "parity" and dim < heads + 1:
@@ -196,6 +231,14 @@ def _check_recipe(family: str, recipe: dict[str, Any]) -> None:
         )
     if modulus is not None and modulus % 2:
         raise ValueError(f"--modulus {modulus}: half periods are integers; give an even number")
+
+
+def _say_secret(secret: Secret) -> str:
+    from mhalearn.hardness import LwrSecret
+
+    if isinstance(secret, LwrSecret):
+        return f"{secret.vector.tolist()} modulo {secret.modulus}"
+    return str(secret.weights.tolist())
 
 
 def _write(
@@ -212,23 +255,17 @@ def _write(
         secret.save(paths["secret"])
         drawn.save(paths["examples"])
     if as_json:
-        print_json(
-            {
-                "weights": secret.weights,
-                "examples": n,
-                "files": paths,
-            }
-        )
+        vector = {"vector": secret.vector} if isinstance(secret, mha.hardness.LwrSecret) else {}
+        print_json({"weights": secret.weights, **vector, "examples": n, "files": paths})
     else:
         print_facts(
             {
                 "layer": f"{layer.n_heads} heads, d = {layer.d}, two tokens: {paths['layer']}",
-                "secret": f"{secret.weights.tolist()}: {paths['secret']}",
+                "secret": f"{_say_secret(secret)}: {paths['secret']}",
                 "examples": f"{n}: {paths['examples']}",
                 "next": f"mhalearn learn {paths['examples']} --heads {layer.n_heads} "
                 "--max-seconds 60",
-                "expect": "that it fails: such layers are made to be hard; a larger --mix or a "
-                "smaller --sharpness makes them easier",
+                "expect": f"that it fails: such layers are made to be hard; {_EASIER[family]}",
             }
         )
     return Exit.DONE
