@@ -23,9 +23,13 @@ from mhalearn.hardness import (
     load_secret,
 )
 from mhalearn.hardness.attacks import (
+    break_lwr_by_elimination,
+    break_lwr_by_integers,
+    break_lwr_by_search,
     break_parity,
     break_rounding_by_integers,
     break_rounding_by_search,
+    count_products,
     eliminate,
     read_bits,
 )
@@ -427,6 +431,7 @@ def test_adversarial_answers_are_legal_and_hide_the_secret_up_to_the_tolerance()
         assert np.array_equal(answers[near], without[near])
         assert 0 < np.sum(~near) < len(queries)
         assert np.all(np.abs(answers - truth) <= 0.1 + 1e-12)
+        assert (fine.asked, fine.withheld) == (len(queries), near.sum())
         assert learn_by_queries(fine, secret) == secret.coordinates
     assert told[0] == told[1]
     rounded = [QueryOracle(x, s.labels(x), 0.1) for s in parities(2, 5)]
@@ -552,6 +557,42 @@ def test_small_roundings_are_broken(attack):
     fresh = inputs(1000, 7, seed=9)
     guess = mha.hardness.Secret("rounding", found.weights, secret.projection, 4, 4)
     assert np.array_equal(guess.signs(fresh), secret.signs(fresh))
+
+
+@pytest.mark.parametrize(
+    ("attack", "n", "q", "examples"),
+    [
+        (break_lwr_by_elimination, 12, 2, 100),
+        (break_lwr_by_elimination, 10, 4, 250),
+        (break_lwr_by_elimination, 5, 8, 350),
+        (break_lwr_by_elimination, 3, 16, 450),
+        (break_lwr_by_search, 3, 8, 100),
+        (break_lwr_by_integers, 3, 8, 100),
+    ],
+)
+def test_small_secrets_of_learning_with_rounding_are_broken(attack, n, q, examples):
+    layer, secret = hard_layer("lwr", dimension=n, modulus=q, seed=4)
+    x = inputs(examples, layer.d)
+    found = attack(mha.Examples(x, layer(x)), secret.projection, q)
+    assert np.array_equal(found.weights, secret.weights)
+
+
+def test_elimination_of_too_few_or_wrong_bits_says_nothing():
+    layer, secret = hard_layer("lwr", dimension=5, modulus=4)
+    x = inputs(200, layer.d)
+    labels = layer(x)
+    few = mha.Examples(x[:30], labels[:30])
+    assert break_lwr_by_elimination(few, secret.projection, 4).weights is None
+    coins = np.random.default_rng(0).integers(0, 2, len(x))
+    other = mha.Examples(x, 2.0 * coins[:, None, None] * secret.free_part(x))
+    assert break_lwr_by_elimination(other, secret.projection, 4).weights is None
+
+
+def test_the_unknowns_of_elimination_are_the_products_that_can_occur():
+    for n, q in ((3, 2), (4, 4), (2, 8), (3, 8)):
+        places = [2**bit for bit in range(q.bit_length() - 1)] * n
+        sums = [sum(c) for r in range(len(places) + 1) for c in itertools.combinations(places, r)]
+        assert count_products(n, q) == sum(0 < total <= q // 2 for total in sums)
 
 
 def test_a_layer_tells_its_secret_by_what_changes_its_outputs():

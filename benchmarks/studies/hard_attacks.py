@@ -1,7 +1,8 @@
 """Attacks that know the family.
 
 Elimination over GF(2) against parities, with more and more noise; a search through all secrets and
-an integer program against roundings, with larger and larger moduli.
+an integer program against roundings, with larger and larger moduli; these and elimination of a
+linearised system against learning with rounding, with larger and larger secrets.
 """
 
 import math
@@ -17,9 +18,13 @@ from benchmarks.ledger import console, opened, study
 from mhalearn import Examples, sample_inputs
 from mhalearn.hardness import Secret, hard_layer
 from mhalearn.hardness.attacks import (
+    break_lwr_by_elimination,
+    break_lwr_by_integers,
+    break_lwr_by_search,
     break_parity,
     break_rounding_by_integers,
     break_rounding_by_search,
+    count_products,
     read_bits,
 )
 
@@ -31,6 +36,18 @@ HEADS, LIMIT = 4, 20.0
 # Width and moduli at which each attack on a rounding costs something and ends.
 ATTACKS = {"search": (8, (2, 4, 6, 8, 10, 12)), "integers": (16, (4, 8, 12, 16, 24, 32))}
 EXAMPLES = {"search": 300, "integers": 600}
+# Dimensions and moduli at which each attack on learning with rounding costs something.
+LWR = {
+    "elimination": (
+        *((8, 2), (16, 2), (32, 2), (64, 2), (8, 4), (16, 4), (32, 4), (64, 4)),
+        *((4, 8), (8, 8), (12, 8), (4, 16), (6, 16)),
+    ),
+    "integers": ((4, 8), (6, 8), (8, 8), (3, 16), (4, 16), (5, 16), (3, 64)),
+    "search": ((4, 8), (6, 8), (3, 16), (4, 16), (5, 16), (3, 64)),
+}
+# Examples, half of which show a bit: as many as there are unknowns and some, or enough to leave
+# one secret.
+SPARE, ENOUGH = 100, 120
 
 
 def examples_of(layer, n: int, seed: int, noise: float = 0.0) -> Examples:
@@ -69,6 +86,24 @@ def rounded(attack: str, d: int, modulus: int, seed: int) -> dict:
     return {"broken": broken, "work": found.work, "taken": seconds}
 
 
+def with_rounding(attack: str, dimension: int, modulus: int, seed: int) -> dict:
+    layer, secret = hard_layer("lwr", dimension=dimension, modulus=modulus, seed=seed)
+    eliminates = attack == "elimination"
+    n = math.ceil(2.5 * count_products(dimension, modulus)) + SPARE if eliminates else ENOUGH
+    examples = examples_of(layer, n, seed)
+    began = time.monotonic()
+    if eliminates:
+        found = break_lwr_by_elimination(examples, secret.projection, modulus)
+    elif attack == "integers":
+        found = break_lwr_by_integers(examples, secret.projection, modulus, seconds=LIMIT)
+    else:
+        found = break_lwr_by_search(examples, secret.projection, modulus)
+    seconds = time.monotonic() - began
+    broken = found.weights is not None and np.array_equal(found.weights, secret.weights)
+    shape = {"n_heads": layer.n_heads, "d": layer.d, "examples": n}
+    return {"broken": broken, "work": found.work, "taken": seconds} | shape
+
+
 def main() -> None:
     options = study(__doc__ or "", "hard_attacks", "0:10", "").parse_args()
     ledger, running = opened(options)
@@ -87,6 +122,14 @@ def main() -> None:
                 key = {"part": "rounding", "attack": attack, "d": d, "modulus": modulus}
                 row = ledger.run(
                     key | {"seed": seed}, lambda k=key, s=seed: rounded(*list(k.values())[1:], s)
+                )
+                console.print(key | {name: row.get(name) for name in ("broken", "work", "taken")})
+        for attack, sizes in LWR.items():
+            for n, modulus in sizes:
+                key = {"part": "lwr", "attack": attack, "dimension": n, "modulus": modulus}
+                row = ledger.run(
+                    key | {"seed": seed},
+                    lambda k=key, s=seed: with_rounding(*list(k.values())[1:], s),
                 )
                 console.print(key | {name: row.get(name) for name in ("broken", "work", "taken")})
 

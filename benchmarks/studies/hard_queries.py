@@ -1,11 +1,13 @@
 """What averages tell of hard layers: exact correlations, and a learner that asks only for them.
 
 For small d all 4^d inputs are listed. Beside each class of parities as many random layers of the
-same shape; then the queries that find a secret, with answers off by up to the tolerance.
+same shape; then the queries that find a secret, with answers off by up to the tolerance; then
+those put to an adversary, and to VSTAT.
 """
 
 import sys
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
@@ -13,11 +15,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package 
 from benchmarks.ledger import console, opened, study
 from mhalearn.hardness import QueryOracle, hard_layer, learn_by_queries
 from mhalearn.hardness.dimension import generic_dimension, parity_dimension
-from mhalearn.hardness.queries import cube
+from mhalearn.hardness.queries import ANSWERS, cube
 
 SHAPES = ((2, 5), (2, 6), (2, 7), (4, 6), (4, 7), (6, 8))
 ASKED = ((2, 5), (2, 6), (2, 7), (2, 8), (4, 6), (4, 7), (4, 8))
 TOLERANCES = (0.1, 0.3)
+# Shapes, and oracles by their tolerance or by t of VSTAT(t).
+OPPOSED = ((2, 6), (4, 7))
+ORACLES = (("tolerance", 0.1), ("vstat", 50), ("vstat", 100), ("vstat", 1000))
 
 
 def dimension_of(family: str, m: int, d: int) -> dict:
@@ -33,6 +38,19 @@ def queries_of(m: int, d: int, tolerance: float, seed: int) -> dict:
     oracle = QueryOracle(x, layer(x), tolerance)
     found = learn_by_queries(oracle, secret, max_queries=20_000)
     return {"asked": oracle.asked, "found": found == secret.coordinates}
+
+
+def opposed(m: int, d: int, oracle: str, value: float, answers: str, seed: int) -> dict:
+    """The labels are the closed form's: an adversary may tell the last digits of a layer."""
+    _, secret = hard_layer("parity", n_heads=m, d=d, seed=seed)
+    x = cube(d)
+    reference = secret.reference_labels(x) if answers == "adversarial" else None
+    asked = QueryOracle(
+        x, secret.labels(x), answers=answers, reference=reference, **{oracle: value}
+    )
+    found = learn_by_queries(asked, secret, max_queries=20_000)
+    counts = {"asked": asked.asked, "withheld": asked.withheld}
+    return counts | {"found": found == secret.coordinates}
 
 
 def main() -> None:
@@ -52,6 +70,14 @@ def main() -> None:
                         lambda k=key, s=seed: queries_of(*list(k.values())[1:], s),
                     )
                     console.print(key | {name: row.get(name) for name in ("asked", "found")})
+        for (m, d), (oracle, value), answers in product(OPPOSED, ORACLES, ANSWERS):
+            for seed in options.seeds:
+                key = {"part": "oracles", "n_heads": m, "d": d, "oracle": oracle, "value": value}
+                key |= {"answers": answers}
+                row = ledger.run(
+                    key | {"seed": seed}, lambda k=key, s=seed: opposed(*list(k.values())[1:], s)
+                )
+                console.print(key | {name: row.get(name) for name in ("asked", "found")})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ _SLACK = 1e-9
 
 @dataclass
 class QueryOracle:
-    """Answers E[query(X, Y)] up to a tolerance, and counts.
+    """Answers E[query(X, Y)] up to a tolerance, and counts what was asked and what withheld.
 
     x, y: all inputs of a small dimension (`cube`) with their labels, for exact averages; or a
     sample, whose own error must be small against the tolerance.
@@ -47,6 +47,7 @@ class QueryOracle:
     answers: str = "rounded"
     reference: Float64 | None = None
     asked: int = field(default=0, init=False)
+    withheld: int = field(default=0, init=False)  # answers of an adversary that know no secret
 
     def __post_init__(self) -> None:
         if self.tolerance is not None and self.vstat is not None:
@@ -85,6 +86,7 @@ class QueryOracle:
         if self.reference is not None:
             without = float(np.mean([self._mean(query, labels) for labels in self.reference]))
             if abs(without - mean) <= self.allowed(mean):
+                self.withheld += 1
                 return without
         return self._round(mean)
 
