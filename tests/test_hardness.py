@@ -274,6 +274,10 @@ for call in (
     lambda: QueryOracle(None, y, 0.1),
     lambda: cube(3.5),
     lambda: cube("3"),
+    lambda: hard_layer("lwr", dimension="4"),
+    lambda: hard_layer("lwr", dimension=4, sharpness="40"),
+    lambda: hard_layer("lwr", dimension=4)[1].encode([["a"] * 4]),
+    lambda: QueryOracle(x, y, vstat="a"),
 ):
     try:
         call()
@@ -289,7 +293,15 @@ def test_wrong_types_are_refused_in_a_line():
     said = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
     names = ["sharpness"] * 3 + ["mix", "scale", "X", "n_heads", "projection", "tolerance", "X"]
     lines = said.stdout.splitlines()
-    assert [re.match(r"\w+", line)[0] for line in lines] == [*names, "d", "d"]
+    assert [re.match(r"\w+", line)[0] for line in lines] == [
+        *names,
+        "d",
+        "d",
+        "dimension",
+        "sharpness",
+        "a",
+        "vstat",
+    ]
     assert all(": pass" in line or ": expected" in line for line in lines)
 
 

@@ -92,9 +92,9 @@ def hard_layer(
         a power of two 2^t (8 unless given); `secret.read(X, layer(X))` is floor(2 <a, s> / q) mod 2
         for X = `secret.encode(a)`, exactly. It has d = 1 + dimension t features and as many heads
         as any secret needs, about 2 dimension (t - 1) (`lwr.count_heads`), so takes neither.
-        The reduction is told in `mhalearn.hardness.lwr`.
+        The reduction is told in `mhalearn.hardness.LwrSecret`.
     sharpness: the layer is within 4 exp(-sharpness) |(x_2 - x_1) U| of `Secret.labels`; 8 unless
-        given, 40 for lwr, where later digits would tell equations without rounding.
+        given, 40 for lwr, where the digits of a softer layer tell equations without rounding.
     mix: 0 is the hard layer, 1 a random one of the same shape; between, their parameters mixed.
     Source: ours, in the spirit of the lower bounds of Chen & Li, whose constructions may differ.
     Trust: `Secret.labels` is exact in the limit. What is proved of parities is proved of that

@@ -3,19 +3,6 @@
 Write a in Z_q^n, q = 2^t, as n t bits, each the sign of a coordinate of b = x_1 * x_2. The weight
 s_j 2^l mod q on bit l of a_j makes the count h congruent to <a, s> modulo q, so that the square
 wave of period q, one head for each half period, shows floor(2 <a, s> / q) mod 2.
-
-The reduction. Samples (a, bit) of learning with rounding to one bit become examples of a layer:
-with probability one half X = `encode(a)` has the label -2 bit (x_other - x_own) U, else b_0 = +1
-and the label is zero. For uniform a such X is uniform. If the bits are floor(2 <a, s> / q) mod 2,
-these are the examples of the layer's closed form; if they are coins, nothing predicts them, and
-half of the labels' energy is left to everyone. Whoever learns such layers from random examples to
-less than half thus tells rounded inner products from coins, with as many samples as examples.
-
-Source: learning with rounding is of Banerjee, Peikert & Rosen (Eurocrypt 2012); putting it into a
-layer in this way is ours. Trust: exact for the closed form, `Secret.labels`; the last digits of a
-computed label are rounding errors, which depend on how many heads have stepped and are covered by
-nothing. That samples cannot be told from coins is an assumption: false where n is small, or grows
-while q does not (`attacks.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +32,22 @@ _LARGEST_MODULUS = 4096
 
 @dataclass(frozen=True)
 class LwrSecret(Secret):
-    """The secret of an lwr layer, with the way in for integers and the way out for bits."""
+    """The secret of an lwr layer, with the way in for integers and the way out for bits.
+
+    The reduction. Samples (a, bit) of learning with rounding to one bit become examples of a layer:
+    with probability one half X = `encode(a)` has the label -2 bit (x_other - x_own) U, else b_0 =
+    +1 and the label is zero. For uniform a such X is uniform. If the bits are floor(2 <a, s> / q)
+    mod 2, these are the examples of the layer's closed form; if they are coins, nothing predicts
+    them, and half of the labels' energy is left to everyone. Whoever learns such layers from random
+    examples to less than half thus tells rounded inner products from coins, with no more samples
+    than examples.
+
+    Source: learning with rounding is of Banerjee, Peikert & Rosen (Eurocrypt 2012); putting it into
+    a layer in this way is ours. Trust: exact for the closed form, `Secret.labels`; the last digits
+    of a computed label are rounding errors, which depend on how many heads have stepped and are
+    covered by nothing. That samples cannot be told from coins is an assumption: false where n is
+    small, or grows while q does not (`attacks.py`).
+    """
 
     families: ClassVar[tuple[str, ...]] = ("lwr",)
 
