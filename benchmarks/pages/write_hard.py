@@ -10,6 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
 from benchmarks import DOCS, RESULTS
+from benchmarks.studies.hard_attacks import LIMIT
 from mhalearn.hardness.curve import LEARNED, growth, summarise
 
 OUT = DOCS / "hard.md"
@@ -22,11 +23,10 @@ typed by hand.
 **Two theorems.** Chen and Li prove that a non-degenerate layer can be learned from random +-1
 examples in time (dk)^{O(m^3)} for m heads (Theorem 1.2). They also prove that in the worst case
 some exponential dependence on m cannot be avoided, even with two tokens: for statistical-query
-algorithms, and, where m grows with d, for all efficient algorithms under a cryptographic
-assumption (Theorem 1.3). This page makes the second theorem tangible with two families of layers
-one can generate, check, attack and plot. They are built on the same idea, sharp heads of
-alternating sign that add up to a square wave, in a form derived for this software; the theorems
-are the paper's.
+algorithms, and for all efficient algorithms under a cryptographic assumption (Theorem 1.3). This
+page makes the second theorem tangible with three families of layers one can generate, check, attack
+and plot. The families are ours, in the spirit of the theorem: sharp heads of alternating sign that
+add up to a square wave. The theorems are the paper's; its own constructions may differ.
 
 ```python
 import mhalearn as mha
@@ -38,7 +38,9 @@ broken = [item.name for item in mha.check_nondegeneracy(layer, k=2).items if not
 assert "size of the sum of W" in broken  # the heads cancel: Theorem 1.2 does not apply
 ```
 
-`mhalearn hard parity --heads 4 --dim 16 --out DIR` writes layer, secret and examples.
+`mhalearn hard parity --heads 4 --dim 16 --out DIR` writes layer, secret and examples;
+`mhalearn hard lwr --dimension 4 --modulus 8 --out DIR` those of
+[learning with rounding](#learning-with-rounding-by-a-reduction).
 
 **How they work.** With two +-1 tokens and a diagonal Theta_i both rows attend to the other token
 with a weight that depends only on the bits b = x_1 * x_2: every head is a soft halfspace of b. In
@@ -46,8 +48,9 @@ the *parity* family head i is the step "fewer than i + 1 of the secret coordinat
 and the sum of m steps of alternating sign is the parity of m secret bits, shown where b_0 = -1.
 In the *rounding* family the count is weighted by secret integers and a head comes every half
 period q/2: the label tells in which half of a period the secret inner product lies, modulo q,
-which is the shape of learning with rounding. In both the projections sum to zero, the Thetas have
-one large entry a row and hardly any effective rank: `check_nondegeneracy` names all three.
+which is the shape of learning with rounding; the *lwr* family is learning with rounding itself. In
+all of them the projections sum to zero, the Thetas have one large entry a row and hardly any
+effective rank: `check_nondegeneracy` names all three.
 
 ## What averages see, exactly
 
@@ -77,9 +80,24 @@ for it:
 |---|---|---|---|---|---|
 """
 
-CURVE = """
+ORACLES = """
 The right product correlates with an entry of the label by a quarter. From a tolerance of half of
 that on the secret is hidden from this learner, which then asks nothing.
+
+Those answers are rounded. The oracle of the proofs is an adversary: it answers what coins in place
+of the secret's signs would make wherever that is within its tolerance (`answers="adversarial"`), so
+that a query tells of the secret only if it must. And VSTAT(t) of Feldman et al. (STOC 2013) tells
+the mean p of a query with values from 0 to 1 up to max(1/t, sqrt(p (1 - p) / t)), which is what t
+examples would tell (`vstat=t`). The same learner, on the closed form of parities; *withheld* are
+answers that know no secret:
+
+| m | d | oracle | answers | secrets found | median queries | withheld |
+|---|---|---|---|---|---|---|
+"""
+
+CURVE = """
+This learner needs one telling answer, the last; an adversary withholds all others, which does not
+slow it down. What an adversary changes is what can be proved: of all learners, not only of this.
 
 ## What it costs our learners
 
@@ -139,6 +157,69 @@ branching tree; the integer program stops after 20 seconds.
 |---|---|---|---|---|---|
 """
 
+LWR = """
+**Learning with rounding** falls to linear algebra where the modulus is small. The label bit is
+binomial(<a, s>, q/2) modulo 2, so a polynomial over GF(2) in the bits of a, in which only products
+of bits occur whose place values sum to at most q/2. Taking its binomial(n + q/2, n) - 1
+coefficients for unknowns, in the manner of Arora and Ge (ICALP 2011), elimination finds them, and
+those of single bits are the bits of s: q = 2 is a parity, q = 4 a quadratic form, and for every
+fixed q the cost is a power of n. Where q grows with n it is not. Search through all q^n vectors,
+and an integer program (HiGHS, {limit:g} seconds at most) for the point of a lattice near the
+middles of the half periods seen, need few examples and no small q, but small n. Work is unknowns,
+vectors tried, or nodes of the branching tree. All labels are without noise; broken means that the
+vector was found, digit by digit.
+
+| attack | n | q | heads m | features d | examples | broken | median work | median seconds |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+LARGEST = """
+The largest sizes, by n t, that these attacks broke on two cores for every secret tried:
+{largest}.
+
+They are not the best attacks. Small n are broken by lattice reduction (for learning with errors, of
+which rounding is the variant without coins: Albrecht, Player and Scott, J. Math. Cryptology 2015)
+and, given many examples, by combining those that agree in some coordinates (Duc, Tramèr and
+Vaudenay, Eurocrypt 2015). We ran neither, and no size that fits in memory here should be thought to
+withstand them.
+"""
+
+REDUCTION = """
+## Learning with rounding, by a reduction
+
+```python
+import mhalearn as mha
+import numpy as np
+
+layer, secret = mha.hard_layer("lwr", dimension=4, modulus=16, seed=0)
+a = np.random.default_rng(0).integers(0, 16, (1000, 4))
+x = secret.encode(a)
+assert np.array_equal(secret.read(x, layer(x)), 2 * (a @ secret.vector) // 16 % 2)
+```
+
+Write a in Z_q^n, q = 2^t, as n t bits and let each be the sign of a coordinate of b. With the
+weight s_j 2^l mod q on bit l of a_j the count of the rounding family is congruent to the inner
+product of a and s modulo q, so that the label shows floor(2 <a, s> / q) mod 2, exactly and for
+every a: a sample of *learning with rounding* to one bit (Banerjee, Peikert and Rosen, Eurocrypt
+2012).
+
+**The reduction.** Given samples (a, bit), make examples: with probability one half X = `encode(a)`,
+whose first token is random, with the label -2 bit (x_other - x_own) U; else an input with b_0 = +1
+and the label zero. For uniform a the inputs are uniform. If the bits come from a secret vector,
+these are the examples of its layer; if they are coins, nobody leaves less than half of the labels'
+energy on fresh ones. A learner that leaves less, from random examples of such layers, therefore
+tells samples of learning with rounding from coins. What it costs: d = 1 + n t features, and as
+heads the least even number of at least 2 n (t - 1) + 2 (n + 1) / q - 1. That is enough for every
+vector, so that their number tells nothing of the one at hand.
+
+**What the reduction covers.** The closed form, `secret.labels`. Bits are read exactly from every
+layer sharper than log 3; softer ones are refused. But a soft layer tells in later digits how near
+the count is to a step, which gives equations modulo q without any rounding. Lwr layers are
+therefore made with sharpness 40, where that is below the last digit of a double; the rounding
+errors of a computed label still depend on how many heads have stepped, and nothing is claimed of
+learners that look at them.
+"""
+
 END = """
 ## A gentle slope
 
@@ -161,8 +242,9 @@ limit of examples.
 - *Assumed*: with label noise the parities are sparse parities with noise, conjectured to take time
   d^{{Omega(m)}}. The roundings have the shape of learning with rounding, with bits for inputs and a
   wave that is only spread out where m is of the order of sqrt(d) or more; no reduction is claimed
-  for them. Our small instances prove nothing about either: they show how the cost of known attacks
-  grows.
+  for them. To learn lwr layers is as hard as learning with rounding of the same n and q, to one
+  bit: an assumption where q grows with n, and easy where it does not. Our small instances prove
+  nothing about any of these: they show how the cost of known attacks grows.
 - *Only measured*: what newton, Adam and L-BFGS do. They use exact averages over a finite sample,
   not answers with a tolerance; nothing proves that they must fail, and with two heads and small d
   they do not.
@@ -202,6 +284,7 @@ def main() -> None:
         found = [row["asked"] for row in rows if row["found"]]
         median = f"{statistics.median(found):.0f}" if found else "-"
         text += line(m, d, tolerance, f"{len(found)}/{len(rows)}", median, math.comb(d - 1, m))
+    text += ORACLES + oracle_lines([row for row in asked if row["part"] == "oracles"])
     curve = runs("hard_curve")
     budgets = sorted({(row["d"], row["budget"]) for row in curve})
     text += CURVE.format(
@@ -234,7 +317,7 @@ def main() -> None:
         if not rate.at_least or rate.factor > 1:
             text += line(family, rate.d, rate.method, factor)
     attacks = runs("hard_attacks")
-    text += ATTACKS
+    text += REDUCTION + ATTACKS
     parts = [row for row in attacks if row["part"] == "parity"]
     for key, rows in grouped(parts, "n_heads", "d", "multiple", "noise").items():
         wrong = statistics.mean(row["wrong_bits"] for row in rows)
@@ -247,7 +330,37 @@ def main() -> None:
         work = statistics.median(row["work"] for row in rows)
         seconds = statistics.median(row["taken"] for row in rows)
         text += line(*key, f"{broken}/{len(rows)}", f"{work:.0f}", f"{seconds:.2g}")
+    text += lwr_lines([row for row in attacks if row["part"] == "lwr"])
     OUT.write_text(text + END.format(dial=dial_words()))
+
+
+def oracle_lines(rows: list[dict]) -> str:
+    text = ""
+    names = ("n_heads", "d", "oracle", "value", "answers")
+    for (m, d, oracle, value, answers), some in grouped(rows, *names).items():
+        found = [row for row in some if row["found"]]
+        told = f"VSTAT({value:g})" if oracle == "vstat" else f"tolerance {value:g}"
+        median = f"{statistics.median(row['asked'] for row in found):.0f}" if found else "-"
+        withheld, all_asked = (sum(row[name] for row in some) for name in ("withheld", "asked"))
+        share = f"{withheld / all_asked:.0%}" if all_asked else "-"
+        text += line(m, d, told, answers, f"{len(found)}/{len(some)}", median, share)
+    return text
+
+
+def lwr_lines(rows: list[dict]) -> str:
+    """The table of attacks, and the largest size that each breaks every time."""
+    text, largest = LWR.format(limit=LIMIT), {}
+    names = ("attack", "modulus", "dimension", "n_heads", "d", "examples")
+    for (attack, q, n, m, d, examples), some in grouped(rows, *names).items():
+        broken = sum(row["broken"] for row in some)
+        work = statistics.median(row["work"] for row in some)
+        seconds = statistics.median(row["taken"] for row in some)
+        shown = f"{broken}/{len(some)}", f"{work:.0f}", f"{seconds:.2g}"
+        text += line(attack, n, q, m, d, examples, *shown)
+        if broken == len(some):
+            largest[attack] = max(largest.get(attack, (0, 0, 0)), (n * math.log2(q), n, q))
+    said = "; ".join(f"{name} n = {n}, q = {q}" for name, (_, n, q) in largest.items())
+    return text + LARGEST.format(largest=said)
 
 
 def overruns(curve: list[dict]) -> str:

@@ -41,7 +41,7 @@ def queries_of(m: int, d: int, tolerance: float, seed: int) -> dict:
 
 
 def opposed(m: int, d: int, oracle: str, value: float, answers: str, seed: int) -> dict:
-    """The labels are the closed form's: an adversary may tell the last digits of a layer."""
+    """The labels are those of the closed form, for which the reference is exact."""
     _, secret = hard_layer("parity", n_heads=m, d=d, seed=seed)
     x = cube(d)
     reference = secret.reference_labels(x) if answers == "adversarial" else None
