@@ -413,6 +413,7 @@ def all_queries(d, secret):
     ]
     return [
         *correlations,
+        *(lambda x, y, q=query: 0.6 * q(x, y) for query in correlations),
         lambda x, y: (np.abs(y[:, 0]).max(axis=1) > 0.5).astype(float),
         lambda x, y: (x[:, 0, 0] + 1) / 2.0,
     ]
@@ -445,6 +446,13 @@ def test_adversarial_answers_are_legal_and_hide_the_secret_up_to_the_tolerance()
         assert np.all(np.abs(answers - truth) <= 0.1 + 1e-12)
         assert (fine.asked, fine.withheld) == (len(queries), near.sum())
         assert learn_by_queries(fine, secret) == secret.coordinates
+        for t in (4, 20, 40, 200):
+            vague = QueryOracle(x, y, vstat=t, answers="adversarial", reference=free)
+            means = (truth + 1) / 2
+            off = np.array([vague.ask_signed(query) for query in queries]) - truth
+            allowed = np.maximum(1 / t, np.sqrt(means * (1 - means) / t))
+            assert np.all(np.abs(off) <= 2 * allowed + 1e-9)
+            assert (vague.withheld == len(queries)) == (t == 4)
     assert told[0] == told[1]
     rounded = [QueryOracle(x, s.labels(x), 0.1) for s in parities(2, 5)]
     first, second = ([oracle.ask(query) for query in queries] for oracle in rounded)
