@@ -63,6 +63,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     method: "newton" (and "auto", which means it), "sculpt" for the six phases of Chen & Li, a
         baseline: "adam", "lbfgs", "linear"; the name of a learner that was registered; or any
         object of a class that subclasses `mhalearn.learners.Learner`.
+    plan: of method "sculpt": "practical" (unless given), "decode", "literal", or a `chen_li.Plan`.
     options: what can be set about the method, as a record of `mhalearn.learners`: NewtonOptions,
         ChenLiOptions, AdamOptions, LbfgsOptions, LinearOptions; the defaults where it is None.
     head_dim: rank of every Theta_i and of every W_i, where it is known to be less than d.
@@ -87,6 +88,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         n_heads: int | str = "auto",
         method: str | Learner = "auto",
         *,
+        plan: Any = None,
         options: Any = None,
         head_dim: int | None = None,
         bias: bool = False,
@@ -102,6 +104,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.n_heads = n_heads
         self.method = method
+        self.plan = plan
         self.options = options
         self.head_dim = head_dim
         self.bias = bias
@@ -244,6 +247,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             certificate=certificate,
             settings=self._settings(examples),
             findings=verdict.findings,
+            phases=candidate.phases,
         )
 
     def _learn(self, subsets: Subsets, survey: Survey) -> Candidate:
@@ -283,7 +287,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def _options(self) -> Any:
-        return find_options(self._learner, self.options)
+        return find_options(self._learner, self.options, self.plan)
 
     def _open_checkpoint(self, examples: Examples, survey: Survey) -> Checkpoint:
         """The checkpoint, of this run and no other."""
@@ -358,7 +362,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         chosen = self.get_params(deep=False)
         for name in ("progress", "on_event", "checkpoint", "resume"):
             chosen.pop(name)
-        chosen |= {"method": _method_name(self.method), "options": self._options}
+        options = find_options(self._learner, self.options)
+        chosen |= {"method": _method_name(self.method), "options": options}
         shape = {"n": examples.n, "k": examples.k, "d": examples.d, "out_dim": examples.out_dim}
         return chosen | shape
 

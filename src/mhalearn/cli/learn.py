@@ -17,6 +17,7 @@ from mhalearn.cli.exit_codes import Exit, Stopped, guarded
 from mhalearn.cli.fit import fit
 from mhalearn.cli.options import Json, Seed, check_outputs
 from mhalearn.cli.output import print_json, print_verdict, say_heads, times
+from mhalearn.learners.options import PLANS
 from mhalearn.learners.registry import AUTO, BUILTIN, list_learners
 
 if TYPE_CHECKING:
@@ -75,6 +76,12 @@ def learn_command(
             autocompletion=_complete_method,
         ),
     ] = AUTO,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"[{'|'.join(PLANS)}]", help="Of method sculpt: which form of the phases."
+        ),
+    ] = None,
     head_dim: Annotated[
         int | None,
         typer.Option(min=1, metavar="H", help="Learn heads of this rank (of many heads, W too)."),
@@ -113,6 +120,8 @@ def learn_command(
     n_heads = _heads(heads)
     if max_seconds is not None and not (math.isfinite(max_seconds) and max_seconds > 0):
         raise ValueError(f"--max-seconds {max_seconds}: give a positive number of seconds")
+    if plan is not None and (method != "sculpt" or plan not in PLANS):
+        raise ValueError(f"--plan {plan}: with --method sculpt, give one of {', '.join(PLANS)}")
     if resume and checkpoint is None:
         raise ValueError("--resume needs --checkpoint FILE, the file to continue from")
     speaking = join() if distributed else True
@@ -126,6 +135,7 @@ def learn_command(
     estimator = mha.AttentionRegressor(
         n_heads=n_heads,
         method=method,
+        plan=plan,
         head_dim=head_dim,
         bias=bias,
         causal=causal,

@@ -28,6 +28,7 @@ from mhalearn.data.sources import (
     DrawnSource,
     ExampleBlock,
     ExampleSource,
+    Multiplied,
     Shares,
     check_examples,
     join_blocks,
@@ -252,6 +253,18 @@ class Examples:
         if self.in_memory or len(chosen) * self._entries <= _SMALL:
             return self.subset(chosen)
         return Examples._over(view_source(self._source, chosen), self.metadata)
+
+    def multiplied(self, matrix: NDArray[np.float64]) -> "Examples":
+        """The same examples with every token times a matrix (d, f): those that are not in memory
+        stay where they are, and are multiplied as they are read."""
+        if isinstance(self._source, Shares):
+            raise ValueError("multiplied: not for examples that many processes share")
+        examples = Examples._over(Multiplied(self._source, matrix), self.metadata)
+        if self.in_memory:
+            examples = Examples(*examples.arrays()[:2], self.lengths if self.has_lengths else None)
+        if self._working_set is not None:
+            examples._working_set = self._working_set.multiplied(matrix)
+        return examples
 
     def _chosen(self, asker: str, indices: Indices) -> NDArray[np.int64]:
         try:

@@ -152,6 +152,23 @@ class View:
         return chosen - self._source.starts[self.blocks[index]]
 
 
+class Multiplied:
+    """Examples of a source with every token multiplied by a matrix (d, f), a block at a time."""
+
+    def __init__(self, source: ExampleSource, matrix: NDArray[np.float64]) -> None:
+        self._source, self._matrix = source, matrix
+        self.starts, self.y_dtype = source.starts, source.y_dtype
+        self.shape = (source.shape[0], matrix.shape[1], source.shape[2])
+        self.has_lengths = source.has_lengths
+
+    def block(self, index: int) -> ExampleBlock:
+        block = self._source.block(index)
+        return block._replace(x=block.x.astype(np.float64) @ self._matrix)
+
+    def lengths(self, index: int) -> NDArray[np.int64]:
+        return self._source.lengths(index)
+
+
 class Kept:
     """The blocks of another source, held in memory once read."""
 

@@ -22,6 +22,9 @@ class Solution:
     settings: dict[str, Any] = field(default_factory=dict)  # what is needed to run it again
     # All that was found; the first decided, unless the run was ended from outside.
     findings: tuple[Finding, ...] = ()
+    # What the learner found on its way: `chen_li.Phases` of method "sculpt"; None of others, and of
+    # a run that was resumed after its learner had ended.
+    phases: Any = None
 
     def __repr__(self) -> str:
         """Short: a trace may have thousands of events."""

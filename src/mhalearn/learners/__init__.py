@@ -4,6 +4,7 @@ from mhalearn.learners.builtin import Adam, ChenLi, Lbfgs, Linear, Newton
 from mhalearn.learners.options import (
     AdamOptions,
     ChenLiOptions,
+    Constants,
     LbfgsOptions,
     LinearOptions,
     NewtonOptions,
@@ -17,6 +18,7 @@ __all__ = [
     "AdamOptions",
     "ChenLi",
     "ChenLiOptions",
+    "Constants",
     "Lbfgs",
     "LbfgsOptions",
     "Learner",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -141,52 +141,158 @@ class NewtonOptions:
 
 
 @dataclass(frozen=True)
-class ChenLiOptions:
-    """Of method "sculpt", the phases of Chen & Li. Rows are a query token's of one example.
+class Constants:
+    """Every number that the phases of Chen & Li use. Rows are a query token's of one example.
 
-    first_rows: kept by the first screen of phase 2, in units of d^2, the unknowns of one head: a
-        body needs 2 d^2, and the crude sum confirms only a part of what it screens.
+    Phase 1
+    scales: of the regression on the other tokens, whose own is biased; those whose rows certify
+        best are chosen. compared: examples on which candidates are compared.
+    vertex_rows: rows near one token's image that refine the sum, in units of d; vertex_rounds: how
+        often; vertex_examples: searched for them, which is plenty up to six heads.
+    least_strength: share of the labels that a sum must explain; flat: singular values of a sum
+        below this share of the largest tell no tokens apart.
+
+    Phases 2 and 4
+    first_rows: kept by the first screen, in units of d^2, the unknowns of one head: a body needs
+        `trusted_rows` d^2, and the crude sum confirms only a part of what it screens.
     later_rows: the same with a refined sum, for up to two heads and for more: of more heads fewer
         rows are exact.
-    margin_rows: that refine the sum in phase 3, in units of d; its unknowns are d a column.
-    rounds: of refined sum and new certification (phases 3 and 4): once with the crude body's proxy,
-        once with the better one.
+    least_weight: on a token of a screened pair: below, and above one less it, log-odds are noise.
     worst_score: of the screen, above which a row is not worth certifying.
     on_pair: weight that the linear programme must leave on the screened pair for a row to count.
-    queried_rows: of the body that is queried in phase 5, in units of d^2.
-    largest_queried: features up to which it is queried, as in the paper, beside the eigenvectors
-        that are used; beyond, the queries would outlast all phases.
-    net_ratios: examples of phase 6 for the net and for its refinement, over the counting limit.
+    reweightings: of the rows by how far they disagree with the body's shape.
+    largest_dense: features up to which the constraints' Gram matrix is formed.
+    epsilon: of the literal plan, with the crude sum and with each refined one: the residual, as a
+        share of the label, that certifies a row. tolerance: the error of its weights that the body
+        allows for, in the same rounds: small where the body serves to find a proxy, which slack
+        drags to zero; in the last round enough that the heads are in it, as phase 5 needs.
+    support: least weight of a token that takes part in a certified row's constraints.
+    most_rows: of the literal body, in units of d^2; the best are taken.
+    penalty: of a constraint's slack; box: half the body's edge, over the centre's largest entry: it
+        must not cut the chords short. true_rows: share of the rows that the practical body's centre
+        satisfies without slack.
+
+    Phase 3
+    margin_rows: that refine the sum, in units of d, of the robust and of the plain fit, which bears
+        no outliers and wants larger margins; its unknowns are d a column. margin_repeats: of one
+        token among them, up to sign.
+    robust_steps, robust_shrink: of the robust fit, and of its scale in each.
+    rounds: of refined sum and new certification, of the practical and of the literal plan.
+
+    Phase 5
+    queried_rows: of the practical body that is queried, in units of d^2. largest_queried: features
+        up to which it is, as a check of the eigenvectors that are used.
+    widest_angle: sine between the two above which the run warns.
+    facets: met by rays in the span by membership, in units of d^2. bisections: membership queries
+        for the end of a ray. turn: how far a ray is turned to see its facet from the side;
+        turned_bisections: queries for the end of a turned one.
+
+    Phase 6
+    net_ratios: examples for the net and for its refinement, over the counting limit.
     net_starts: points of the random net; net_steps: Gauss-Newton steps from each, at most.
+    net_radius, net_spacing: of the literal net, over the proxy's norm, for two, three, four heads.
     select: examples that choose among them, and at most a quarter of all.
+    delta: probability with which the literal plan's statement about its choice may fail.
     worst_error: relative squared error on these above which the result is no layer but STUCK.
-    most_heads: where their number is open.
-    one_head_rows: rows tried for a single head; one_head: the share of a label that a single head
-        may leave with a crude sum.
+
+    Decoding
+    decoded: examples that are decoded, in units of d^2, and `decoded_least` at least.
+    decode_steps: at most. usable: least weight of a token whose log-odds are used, and the largest
+        that three standard errors of the weight may ask for; outside: how far a row's weights may
+        leave the simplex, and the most that two standard errors allow.
+    decode_reweightings: of the rows in one regression; decode_products: of its conjugate gradients.
+
+    The number of heads
+    most_heads: where it is open. one_head_rows: rows tried for a single head; one_head: the share
+        of a label that a single head may leave with a crude sum.
     """
 
+    scales: tuple[float, ...] = (0.8, 0.9, 1.0, 1.1, 1.2)
+    compared: int = 100_000
+    vertex_rows: int = 30
+    vertex_rounds: int = 3
+    vertex_examples: int = 200_000
+    least_strength: float = 0.05
+    flat: float = 0.05
     first_rows: int = 8
     later_rows: tuple[int, int] = (5, 10)
-    margin_rows: int = 60
-    rounds: int = 2
+    trusted_rows: int = 2
+    least_weight: float = 0.1
     worst_score: float = 1.0
     on_pair: float = 0.9
+    reweightings: int = 8
+    largest_dense: int = 32
+    epsilon: tuple[float, float, float] = (0.15, 0.06, 0.03)
+    tolerance: tuple[float, float, float] = (0.15, 0.06, 0.12)
+    support: float = 0.1
+    most_rows: int = 20
+    penalty: float = 10.0
+    box: float = 8.0
+    true_rows: float = 0.95
+    margin_rows: tuple[int, int] = (60, 10)
+    margin_repeats: int = 4
+    robust_steps: int = 60
+    robust_shrink: float = 0.8
+    rounds: tuple[int, int] = (1, 2)
     queried_rows: int = 2
     largest_queried: int = 24
+    widest_angle: float = 0.5
+    facets: float = 2.0
+    bisections: int = 40
+    turn: float = 0.02
+    turned_bisections: int = 16
     net_ratios: tuple[float, float] = (20, 200)
     net_starts: int = 12
     net_steps: int = 40
+    net_radius: float = 2.4
+    net_spacing: tuple[float, float, float] = (0.2, 0.6, 1.2)
     select: int = 4000
+    delta: float = 0.05
     worst_error: float = 0.1
+    decoded: int = 16
+    decoded_least: int = 4000
+    decode_steps: int = 25
+    usable: tuple[float, float] = (0.1, 0.25)
+    outside: tuple[float, float] = (0.02, 0.1)
+    decode_reweightings: int = 3
+    decode_products: int = 60
     most_heads: int = 6
     one_head_rows: int = 64
     one_head: float = 0.02
 
     def __post_init__(self) -> None:
-        _check_counts(self, "first_rows", "later_rows", "margin_rows", "rounds", "queried_rows")
-        _check_counts(self, "net_starts", "net_steps", "select", "most_heads", "one_head_rows")
-        _check_counts(self, "largest_queried", least=0)
-        _check_positive(self, "worst_score", "on_pair", "net_ratios", "worst_error", "one_head")
+        for field in fields(self):
+            usual = field.default[0] if isinstance(field.default, tuple) else field.default
+            if isinstance(usual, float) or field.name == "net_ratios":
+                _check_positive(self, field.name)
+            elif field.name in ("largest_queried", "largest_dense", "vertex_rounds"):
+                _check_counts(self, field.name, least=0)
+            else:
+                _check_counts(self, field.name)
+        if self.delta >= 1:
+            raise ValueError(f"delta={self.delta!r}: pass a probability below 1")
+
+
+@dataclass(frozen=True)
+class ChenLiOptions:
+    """Of method "sculpt", the phases of Chen & Li.
+
+    plan: "practical" (robust least squares and a random net, from fewer examples), "decode" (the
+        same, after which every row is decoded), "literal" (the paper's algorithm as its sources
+        state it), or a `chen_li.Plan` of your own. constants: every number they use.
+    """
+
+    plan: Any = "practical"
+    constants: Constants = Constants()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.plan, str) and self.plan not in PLANS:
+            raise ValueError(f"plan={self.plan!r}: pass one of {', '.join(PLANS)}, or a Plan")
+        if not isinstance(self.constants, Constants):
+            raise ValueError(f"constants={self.constants!r}: pass Constants(...)")
+
+
+PLANS = ("practical", "literal", "decode")
 
 
 @dataclass(frozen=True)
@@ -252,9 +358,19 @@ class LinearOptions:
         _check_positive(self, "ridge")
 
 
-def find_options(learner: Learner, given: Any) -> Any:
-    """The options to learn with: those given, if they are this learner's, or its defaults."""
+def find_options(learner: Learner, given: Any, plan: Any = None) -> Any:
+    """The options to learn with: those given, if they are this learner's, or its defaults.
+
+    plan: in place of theirs, for learners that have one.
+    """
     kind = learner.options
+    if plan is not None:
+        if kind is None or "plan" not in {field.name for field in fields(kind)}:
+            raise ValueError(f"plan={plan!r}: method {learner.name!r} has none; leave it out")
+        known = kind() if given is None else find_options(learner, given)
+        if known.plan not in (kind().plan, plan):
+            raise ValueError(f"plan={plan!r}, but options.plan={known.plan!r}: pass one of them")
+        return replace(known, plan=plan)
     if given is None:
         return None if kind is None else kind()
     if kind is None:

@@ -27,6 +27,7 @@ class Settings(Protocol):
 
     n_heads: int | str
     method: str | Learner
+    plan: Any
     options: Any
     head_dim: int | None
     bias: bool
@@ -44,7 +45,7 @@ class Settings(Protocol):
 def check_settings(settings: Settings, examples: Examples) -> None:
     """Reject what cannot work before any work is done."""
     learner = find_learner(settings.method)
-    find_options(learner, settings.options)
+    find_options(learner, settings.options, settings.plan)
     _check_heads(settings, learner, examples.d)
     if settings.head_dim is not None and not (
         is_integer(settings.head_dim) and 1 <= settings.head_dim <= examples.d

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from mhalearn.report.numbers import RAISED, number
+from mhalearn.report.numbers import number
 from mhalearn.report.phase_figures import Curve, Marks, sorted_values
 from mhalearn.run.events import Event
 
@@ -31,8 +31,8 @@ _WORDS = {
     "disagree all the same are outliers.",
     4: "With the better sum the rows certify more exactly, and the body is thinner. Between the "
     "heads it stays wide: in one direction fewer than there are heads.",
-    5: "The proxy and the wide directions span every Θ. Queries to the body find a span in the "
-    "paper's way, as a check.",
+    5: "The proxy and the wide directions span every Θ. Membership queries to the body find them "
+    "in the paper's way; linear optimisation and eigenvectors are two others.",
     6: "Candidates for the heads are taken from the span, W follows by least squares, and examples "
     "held out choose.",
 }
@@ -107,7 +107,9 @@ def describe_phases(trace: Sequence[Event]) -> Section | None:
                 breakdown=next((e.detail for e in events if "broke_down" in e.data), ""),
             )
         )
-    return Section(_theory(trace, phases[-1].seconds), phases, _alone(trace, results.get(6, [])))
+    net = [*results.get(6, []), *(event for event in trace if event.stage == "decoded")]
+    error = net[-1].loss if net else math.nan
+    return Section(_theory(trace, phases[-1].seconds, error), phases, _alone(trace, net))
 
 
 def _alone(trace: Sequence[Event], net: Sequence[Event]) -> str:
@@ -166,7 +168,7 @@ def _relative_widths(data: Data) -> list[float]:
 def _angle(data: Data) -> str:
     if data["angle"] is None:
         return "not checked: too large"
-    said = "" if data["angle"] <= _FAR else " (they disagree; the net uses the eigenvectors)"
+    said = "" if data["angle"] <= _FAR else " (they disagree)"
     return number(data["angle"]) + said
 
 
@@ -177,6 +179,7 @@ _CERTIFICATION: dict[str, Callable[[Data], str]] = {
     "Median score": lambda data: number(data["median_score"]),
     "Weight on one token, middle half": lambda data: _middle(data["weights"]),
     "Norm of the proxy": lambda data: number(data["proxy_norm"]),
+    "Constraints of the body": lambda data: number(data["constraints"]),
     "Heads": lambda data: number(data["heads"]),
     "Gap in the widths there": _gap,
     "Rows found": lambda data: number(data["rows"]),
@@ -198,33 +201,28 @@ _QUANTITIES: dict[int, dict[str, Callable[[Data], str]]] = {
     },
     4: _CERTIFICATION,
     5: {
-        "Sine between the two spans": _angle,
-        "Proxy outside the queried body by": lambda data: number(data["violation"]),
+        "Sine to the span by linear optimisation": _angle,
+        "Sine to the span by eigenvectors": lambda data: number(data["angles"]["eigenvectors"]),
+        "Queries": lambda data: number(data["queries"]),
     },
     6: {
-        "Starts": lambda data: number(data["starts"]),
-        "Starts that agree with the best": lambda data: number(data["agree"]),
-        "Best error of a start, held out": lambda data: number(
+        "Candidates": lambda data: number(data["starts"]),
+        "Candidates that agree with the best": lambda data: number(data["agree"]),
+        "Best error of a candidate, held out": lambda data: number(
             min(data["candidates"], default=None)
         ),
-        "The same after refinement": lambda data: number(data["loss"]),
+        "Error of the layer, held out": lambda data: number(data["loss"]),
+        "Bound on the expected error, clipped": lambda data: number(data["bound"]),
     },
 }
 
 
-def _theory(trace: Sequence[Event], seconds: float) -> Data:
-    """The theorem's orders beside what was used."""
+def _theory(trace: Sequence[Event], seconds: float, error: float) -> Data:
+    """The theorem beside what was used."""
     for event in trace:
         if event.stage == "theory" and "examples" in event.data:
-            time = _power(event.data["log10_time"])
-            needed = _power(event.data["log10_examples"])
-            return {**event.data, "needed": needed, "time": time, "seconds": f"{seconds:.1f} s"}
+            return {**event.data, "seconds": f"{seconds:.1f} s", "error": number(error)}
     return {}
-
-
-def _power(log10: float) -> str:
-    """A number given by its logarithm, which may be too large for a float."""
-    return number(round(10**log10)) if log10 < 15 else f"10{str(round(log10)).translate(RAISED)}"
 
 
 # Figures

@@ -19,7 +19,7 @@ from mhalearn.learners.registry import AUTO, list_learners
 
 # Settings that are arguments of the estimator, in its order.
 _ARGUMENTS = (
-    *("n_heads", "method", "options", "head_dim", "bias", "causal", "attention", "polish"),
+    *("n_heads", "method", "plan", "options", "head_dim", "bias", "causal", "attention", "polish"),
     "random_state",
     "max_seconds",
 )
@@ -27,6 +27,7 @@ _ARGUMENTS = (
 _OPTIONS = {
     "n_heads": "--heads",
     "method": "--method",
+    "plan": "--plan",
     "head_dim": "--head-dim",
     "random_state": "--seed",
     "max_seconds": "--max-seconds",
@@ -75,12 +76,16 @@ def _command(settings: Mapping[str, Any]) -> str:
 
 
 def _is_named(settings: Mapping[str, Any]) -> bool:
-    """Whether the command line knows the method by its name."""
+    """Whether the command line knows the method, and its plan, by their names."""
+    if not isinstance(settings.get("plan"), str | None):
+        return False
     return settings.get("method", AUTO) in (AUTO, *(learner.name for learner in list_learners()))
 
 
 def _call(settings: Mapping[str, Any], options: str) -> str:
     said = {name: repr(settings[name]) for name in _ARGUMENTS if name in settings}
+    if settings.get("plan") is None:
+        said.pop("plan", None)
     said["options"] = options
     known = [f"{name}={said[name]}" for name in _ARGUMENTS if said.get(name)]
     return f"mha.AttentionRegressor({', '.join(known)}).fit(examples)"

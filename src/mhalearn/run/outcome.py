@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 from mhalearn.layer.base import Layer
 
@@ -35,3 +36,4 @@ class Candidate:
     reason: str = ""  # one sentence: why it ended so
     loss: float = float("nan")  # relative squared error on the examples that chose the layer
     others: tuple[Layer, ...] = ()  # that other starts ended at, with no more error
+    phases: Any = None  # what a learner found on its way, for those who want to look

@@ -1,26 +1,33 @@
 """The body's shape by weighted least squares: its centre and the directions in which it is wide.
 
-Phases 2 and 4 shape the body, its centre is phase 3's proxy, its wide directions phase 5's span.
+Ours, in place of the paper's programmes: phases 2 and 4 shape the body, its centre stands for phase
+3's minimum-norm point, its wide directions for phase 5's queries.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
+from scipy.sparse.linalg import LinearOperator, cg, lobpcg
 
+from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn._runtime.types import Float64
 from mhalearn.learners.chen_li.phase2_certification import CertifiedRows
+from mhalearn.learners.chen_li.span import Span
+from mhalearn.learners.options import Constants
 
-_REWEIGHTINGS = 8
 _ROWS = 2048
+_DEFAULTS = Constants()
+# Eigenvectors sought where the Gram matrix is not formed: those that may be wide, and a few more.
+_SOUGHT = 10
 
 
 @dataclass(frozen=True)
 class BodyShape:
     """proxy: the minimum-norm point, (d, d). wide: (m - 1, d, d), orthonormal, widest first.
     eigenvalues: of the constraints' Gram matrix, ascending, over the largest; the widths of the
-    body are inverse to their square roots.
+    body are inverse to their square roots. All of them, or the lowest.
     """
 
     proxy: Float64
@@ -28,10 +35,8 @@ class BodyShape:
     eigenvalues: Float64
 
     @property
-    def span(self) -> Float64:
-        """(m, d, d): an orthonormal basis of the span of the attention matrices."""
-        points = np.concatenate([self.proxy[None], self.wide]).reshape(len(self.wide) + 1, -1)
-        return np.linalg.qr(points.T)[0].T.reshape(-1, *self.proxy.shape)
+    def span(self) -> Span:
+        return Span(self.proxy, self.wide)
 
     def guess_heads(self, most: int) -> tuple[int, float]:
         """The head count at the largest gap of the spectrum, and that gap as a ratio."""
@@ -41,12 +46,15 @@ class BodyShape:
         return best + 2, float(gaps[best])
 
 
-def fit_shape(rows: CertifiedRows, n_heads: int, trusted: int) -> BodyShape:
+def fit_shape(
+    rows: CertifiedRows, n_heads: int, trusted: int, constants: Constants = _DEFAULTS
+) -> BodyShape:
     """Centre and wide directions from the constraints' Gram matrix, robustly.
 
     Rows weigh 4 q (1 - q), less once their score is above that at rank `trusted`, and less again
     where they disagree with the others (eight reweightings).
-    Source: the eigenvector form of phases 2, 3 and 5. Cost: O(rows d^4 + d^6) time, O(d^4) memory.
+    Source: the eigenvector form of phases 2, 3 and 5. Cost: O(rows d^4 + d^6) time and O(d^4)
+    memory up to `largest_dense` features; beyond, O(rows d^2) a product and O(rows d) memory.
     Trust: a heuristic shortcut; `span_by_queries` is what it is checked against.
     """
     c, d = rows.query.shape
@@ -54,22 +62,78 @@ def fit_shape(rows: CertifiedRows, n_heads: int, trusted: int) -> BodyShape:
     usual = np.partition(rows.score, min(trusted, c - 1))[min(trusted, c - 1)] + 1e-300
     base = 4 * rows.weight * (1 - rows.weight) / (1 + np.minimum(rows.score / usual, 1e6) ** 2)
     weights, free = base, n_heads - 1
-    for _ in range(_REWEIGHTINGS + 1):
-        with one_lapack_thread():
-            values, basis = scipy.linalg.eigh(_gram(rows, weights))
-        wide, firm = basis[:, :free].T.reshape(free, d, d), basis[:, free:]
-        stiffness = np.maximum(values[free:], 1e-12 * values[-1])
-        pull = np.einsum("c,cd,ce->de", weights * offsets, rows.query, rows.difference)
-        proxy = (firm @ ((firm.T @ pull.ravel()) / stiffness)).reshape(d, d)
+    solve = _solve_dense if d <= constants.largest_dense else _Iterative(d).solve
+    for _ in range(constants.reweightings + 1):
+        pull = (rows.query * (weights * offsets)[:, None]).T @ rows.difference
+        values, wide, proxy = solve(rows, weights, pull, free)
         leak = np.sum(_applied(rows, wide) ** 2, axis=1) * float(np.sum(proxy**2))
         doubt = leak + (_applied(rows, proxy[None])[:, 0] - offsets) ** 2
         weights = base / np.sqrt(1 + doubt / max(float(np.median(doubt)), 1e-300))
-    return BodyShape(proxy, wide, values / values[-1])
+    return BodyShape(proxy, wide, values)
+
+
+def _solve_dense(
+    rows: CertifiedRows, weights: Float64, pull: Float64, free: int
+) -> tuple[Float64, Float64, Float64]:
+    """Relative eigenvalues, the lowest eigenvectors, and the solution without them."""
+    d = rows.query.shape[1]
+    with one_lapack_thread():
+        values, basis = scipy.linalg.eigh(_gram(rows, weights))
+    wide, firm = basis[:, :free].T.reshape(free, d, d), basis[:, free:]
+    stiffness = np.maximum(values[free:], 1e-12 * values[-1])
+    proxy = (firm @ ((firm.T @ pull.ravel()) / stiffness)).reshape(d, d)
+    return values / values[-1], wide, proxy
+
+
+class _Iterative:
+    """The same from products with the Gram matrix, which is never formed: with a few times d^2 rows
+    it is well conditioned but for the few wide directions, so that few products do."""
+
+    def __init__(self, d: int) -> None:
+        start = generator(0, Stream.BODY_EIGENVECTORS).normal(size=(d * d, _SOUGHT))
+        self._basis = np.linalg.qr(start)[0]
+        self._proxy = np.zeros(d * d)
+
+    def solve(
+        self, rows: CertifiedRows, weights: Float64, pull: Float64, free: int
+    ) -> tuple[Float64, Float64, Float64]:
+        d = rows.query.shape[1]
+
+        def product(vectors: Float64) -> Float64:
+            matrices = vectors.reshape(d, d, -1).transpose(2, 0, 1)
+            scaled = weights[:, None] * _applied(rows, matrices)
+            pulled = [(rows.query * one[:, None]).T @ rows.difference for one in scaled.T]
+            return np.stack(pulled, axis=-1).reshape(vectors.shape)
+
+        gram = LinearOperator((d * d, d * d), matvec=product, matmat=product, dtype=np.float64)
+        values, basis = lobpcg(gram, self._basis, largest=False, tol=1e-6, maxiter=60)
+        order = np.argsort(values)
+        values, self._basis = values[order], basis[:, order]
+        wide = self._basis[:, :free]
+
+        def across(vector: Float64) -> Float64:
+            vector = vector - wide @ (wide.T @ vector)
+            result = product(vector)
+            return result - wide @ (wide.T @ result)
+
+        firm = LinearOperator((d * d, d * d), matvec=across, dtype=np.float64)
+        right = pull.ravel() - wide @ (wide.T @ pull.ravel())
+        self._proxy = cg(firm, right, x0=self._proxy, rtol=1e-8, maxiter=200)[0]
+        proxy = self._proxy - wide @ (wide.T @ self._proxy)
+        # By the power method: only its order of magnitude matters.
+        vector = right / max(float(np.linalg.norm(right)), 1e-300)
+        for _ in range(10):
+            vector = product(vector)
+            largest = float(np.linalg.norm(vector))
+            vector = vector / max(largest, 1e-300)
+        relative = np.maximum(values, 0.0) / max(largest, 1e-300)
+        return relative, wide.T.reshape(free, d, d), proxy.reshape(d, d)
 
 
 def _applied(rows: CertifiedRows, thetas: Float64) -> Float64:
     """<x_r (x_a - x_b)^T, Theta> for every row and matrix: (c, s)."""
-    return np.einsum("csd,cd->cs", np.einsum("cd,sde->cse", rows.query, thetas), rows.difference)
+    applied = [np.sum((rows.query @ one) * rows.difference, axis=1) for one in thetas]
+    return np.stack(applied, axis=1) if applied else np.zeros((len(rows.query), 0))
 
 
 def _gram(rows: CertifiedRows, weights: Float64) -> Float64:

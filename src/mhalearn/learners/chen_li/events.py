@@ -12,18 +12,25 @@ import numpy as np
 
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
-from mhalearn.learners.chen_li.body_shape import BodyShape
+from mhalearn.learners.chen_li.decode import Decoded
 from mhalearn.learners.chen_li.phase1_crude_sum import CrudeSum
 from mhalearn.learners.chen_li.phase2_body import ConvexBody
 from mhalearn.learners.chen_li.phase2_certification import CertifiedRows
-from mhalearn.learners.chen_li.phase3_refined_sum import MarginRows, RefinedSum
+from mhalearn.learners.chen_li.phase3_refined_sum import RefinedSum
 from mhalearn.learners.chen_li.phase6_net import NetResult
+from mhalearn.learners.chen_li.span import Span
 from mhalearn.run.run import Run
 
 # Most numbers of one kind in an event: quantiles of a distribution, leading eigenvalues.
-_QUANTILES, _EIGENVALUES = 64, 8
+_QUANTILES, _EIGENVALUES, _CANDIDATES = 64, 8, 64
 # A gap in the eigenvalues that leaves no doubt about the number of heads.
 _CLEAR_GAP = 4.0
+
+
+THEOREM = (
+    "theorem: from N = (kd)^Theta(m) + poly(m, k, d) log(1/delta) uniform +-1 examples, in time "
+    "(kd)^O(m^3), an error of (kd)^-Omega(m) with probability 1 - delta, for non-degenerate layers"
+)
 
 
 def certification_stage(round_: int) -> str:
@@ -31,28 +38,30 @@ def certification_stage(round_: int) -> str:
     return "phase 4: certification" if round_ else "phase 2: certification"
 
 
-def emit_theory(examples: Examples, n_heads: int | None, run: Run) -> None:
-    """The theorem's figures, without its constants, beside what is used."""
-    m = n_heads or 2
-    digits = float(np.log10(examples.k * examples.d))
+def emit_theory(examples: Examples, n_heads: int | None, plan: str, run: Run) -> None:
+    """The theorem as it is stated, beside what is used. Its constants are not given, so that no
+    number follows from it."""
+    heads = "m" if n_heads is None else str(n_heads)
     run.emit(
         "theory",
-        detail=(
-            f"theorem: N of order (kd)^m = 10^{m * digits:.1f} examples, time (kd)^(m^3) = "
-            f"10^{m**3 * digits:.1f}; used: {examples.n} examples"
-        ),
-        log10_examples=m * digits,
-        log10_time=m**3 * digits,
-        heads=m,
+        detail=f"{THEOREM}; used: {examples.n} examples, {heads} heads, plan {plan}",
+        theorem=THEOREM,
+        heads=n_heads,
         tokens=examples.k,
         d=examples.d,
         examples=examples.n,
+        plan=plan,
     )
+
+
+def warn(stage: str, reason: str, run: Run, **numbers: Any) -> None:
+    """What a reader should know, though the run goes on."""
+    run.emit("warning", detail=f"{stage}: {reason}", **numbers)
 
 
 def emit_crude(crude: CrudeSum, run: Run) -> None:
     singular = np.linalg.svd(crude.estimate, compute_uv=False)
-    scores = {candidate.name: candidate.score for candidate in crude.candidates}
+    scores = {one.name: one.score for one in crude.candidates}
     run.emit(
         "phase 1: crude sum",
         detail=f"chosen: {crude.chosen.name}",
@@ -100,56 +109,77 @@ def emit_one_head(share: float, run: Run) -> None:
     )
 
 
-def emit_shape(shape: BodyShape, round_: int, run: Run) -> None:
-    """The body's widths are inverse to the square roots of the relative eigenvalues."""
-    norm = float(np.linalg.norm(shape.proxy))
-    run.emit(
-        "phase 4: tighter body" if round_ else "phase 2: body",
-        detail=f"proxy of norm {norm:.3g}",
-        round=round_,
-        heads=len(shape.wide) + 1,
-        eigenvalues=shape.eigenvalues[:_EIGENVALUES].tolist(),
-        proxy_norm=norm,
-    )
+def emit_body(body: Any, heads: int, round_: int, run: Run) -> None:
+    """The body's widths are inverse to the square roots of the relative eigenvalues, where it has
+    any; a body of constraints tells how many."""
+    norm = float(np.linalg.norm(body.proxy))
+    told: dict[str, Any] = {"proxy_norm": norm, "heads": heads}
+    if hasattr(body, "eigenvalues"):
+        told["eigenvalues"] = body.eigenvalues[:_EIGENVALUES].tolist()
+    if isinstance(body, ConvexBody):
+        member = body.membership(body.proxy)
+        told |= {"constraints": len(body.offsets), "violated": member.violated}
+    stage = "phase 4: tighter body" if round_ else "phase 2: body"
+    run.emit(stage, detail=f"proxy of norm {norm:.3g}", round=round_, **told)
 
 
-def emit_sum(rows: MarginRows, refined: RefinedSum, round_: int, run: Run) -> None:
+def emit_sum(refined: RefinedSum, round_: int, run: Run) -> None:
     """Residuals of the margin rows in units of the typical label, as the inliers are counted."""
-    typical = max(float(np.median(np.linalg.norm(rows.label, axis=1))), 1e-300)
     run.emit(
         "phase 3: refined sum",
         detail=f"{refined.inliers:.0%} of the margin rows agree",
         round=round_,
         inliers=refined.inliers,
         margin_rows=len(refined.residual),
-        smallest_margin=float(rows.margin.min()),
-        median_margin=float(np.median(rows.margin)),
-        residuals=quantiles(refined.residual / typical),
+        smallest_margin=float(refined.margin.min()),
+        median_margin=float(np.median(refined.margin)),
+        residuals=quantiles(refined.residual),
     )
 
 
-def emit_span(shape: BodyShape, body: ConvexBody, angle: float, run: Run) -> None:
-    detail = f"sine {angle:.2g} between the eigenvectors' span and that by queries to the body"
-    if np.isnan(angle):
-        detail = "by eigenvectors; too large to be checked by queries to the body"
+def emit_span(span: Span, run: Run) -> None:
+    angles = dict(span.angles)
+    said = ", ".join(f"{sine:.2g} to that by {name}" for name, sine in angles.items())
     run.emit(
         "phase 5: span",
-        detail=detail,
-        heads=len(shape.wide) + 1,
-        angle=None if np.isnan(angle) else angle,
-        violation=body.membership(shape.proxy).violation,
+        detail=f"sine {said}" if said else "by eigenvectors; not checked by queries to the body",
+        heads=span.n_heads,
+        angle=angles.get("linear optimisation"),
+        angles=angles,
+        queries=span.queries,
     )
 
 
 def emit_net(net: NetResult, run: Run) -> None:
+    best = net.candidates[:_CANDIDATES]
     agree = int(np.sum(net.candidates < 1.5 * net.candidates[0]))
+    detail, told = f"{agree} of {len(net.candidates)} candidates agree", {}
+    if (stated := net.generalisation) is not None:
+        told = {name: getattr(stated, name) for name in ("bound", "delta", "clip")}
+        told["validation"] = stated.examples
+        detail += (
+            f"; with probability {1 - stated.delta:g} over {stated.examples} validation examples "
+            f"the expected error, clipped at {stated.clip:g}, is at most {stated.bound:.2g}"
+        )
     run.emit(
         "phase 6: net",
         loss=net.error,
-        detail=f"{agree} of {len(net.candidates)} starts agree",
+        detail=detail,
         agree=agree,
         starts=len(net.candidates),
-        candidates=net.candidates[np.isfinite(net.candidates)].tolist(),
+        candidates=best[np.isfinite(best)].tolist(),
+        **told,
+    )
+
+
+def emit_decoded(decoded: Decoded, run: Run) -> None:
+    run.emit(
+        "decoded",
+        loss=decoded.error,
+        detail=f"{len(decoded.errors) - 1} decodings of {decoded.examples} examples; the last used "
+        f"{decoded.used:.0%} of the rows and heads",
+        errors=decoded.errors[np.isfinite(decoded.errors)].tolist(),
+        used=decoded.used,
     )
 
 

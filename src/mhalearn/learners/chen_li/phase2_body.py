@@ -1,51 +1,99 @@
-"""Phases 2 and 4, second half: the convex body around the affine hull of the attention matrices."""
+"""Phases 2 and 4, second half: the convex body around the affine hull of the attention matrices.
 
-from dataclasses import dataclass
+The paper's: the body of all certified constraints, membership in it, its minimum-norm point (a
+quadratic programme). Ours: a price on the violation of a constraint in place of a hard one, because
+a false row among thousands would leave nothing, the box, and the tolerances of the practical plan.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import clarabel
+import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sparse
 from scipy.optimize import linprog
 
-from mhalearn._runtime.types import Float64
+from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.types import Array, Float64
 from mhalearn.learners.chen_li.phase2_certification import CertifiedRows
+from mhalearn.learners.options import Constants
 
-_PENALTY = 10.0
-# Share of the rows that the body's centre satisfies without slack: the others count as false.
-_TRUE_ROWS = 0.95
-# Half the box's edge, in units of the centre's largest entry: it must not cut the chords short.
-_BOX = 8
+_DEFAULTS = Constants()
+
+
+@jax.jit
+def _contains(flat: Array, normals: Array, offsets: Array, tolerances: Array, box: Array) -> Array:
+    errors = jnp.abs(flat @ normals - offsets)
+    return (jnp.max(jnp.abs(flat), axis=1) <= box) & jnp.all(errors <= tolerances, axis=1)
 
 
 @dataclass(frozen=True)
 class Membership:
     inside: bool
     violation: float  # largest excess over a row's tolerance, or over the box
+    violated: float = 0.0  # share of the rows
 
 
 @dataclass(frozen=True)
 class ConvexBody:
     """{Theta : |<A_i, Theta> - b_i| <= tolerance_i + slack_i, |Theta| <= box}, slack penalised.
 
-    False positives among the rows can make hard constraints infeasible, so every row may be
-    violated at a price; the box makes the widths along the affine hull finite.
+    A_i = query_i difference_i^T. False positives among the rows can make hard constraints
+    infeasible, so every row may be violated at a price; the box makes the widths along the affine
+    hull finite.
     """
 
-    normals: Float64  # (c, d^2), rows x_r (x_a - x_b)^T
+    query: Float64  # (c, d), x_r
+    difference: Float64  # (c, d), x_a - x_b
     offsets: Float64  # (c,), log-odds
     tolerances: Float64  # (c,)
     box: float
-    penalty: float = _PENALTY
+    penalty: float = _DEFAULTS.penalty
 
     @property
     def d(self) -> int:
-        return int(np.sqrt(self.normals.shape[1]))
+        return self.query.shape[1]
+
+    @property
+    def normals(self) -> Float64:
+        """(c, d^2): the matrices A_i as rows."""
+        products = self.query[:, :, None] * self.difference[:, None, :]
+        return products.reshape(len(products), -1)
+
+    def errors(self, theta: Float64) -> Float64:
+        """<A_i, Theta> - b_i for matrices (..., d, d): (..., c)."""
+        applied = np.einsum("cd,...de,ce->...c", self.query, theta, self.difference, optimize=True)
+        return applied - self.offsets
 
     def membership(self, theta: Float64) -> Membership:
         """Whether Theta satisfies every row within its tolerance, and by how much it does not."""
-        errors = np.abs(self.normals @ theta.ravel() - self.offsets) - self.tolerances
-        excess = float(max(errors.max(), np.abs(theta).max() - self.box))
-        return Membership(excess <= 1e-9, max(excess, 0.0))
+        excess = np.abs(self.errors(theta)) - self.tolerances
+        worst = float(max(excess.max(), np.abs(theta).max() - self.box))
+        return Membership(worst <= 1e-9, max(worst, 0.0), float(np.mean(excess > 1e-9)))
+
+    def contains(self, thetas: Float64) -> np.ndarray:
+        """Which of some matrices (s, d, d) are members."""
+        return np.asarray(self._oracle(thetas.reshape(len(thetas), -1)))
+
+    @cached_property
+    def _oracle(self) -> Callable[[Float64], Array]:
+        """Membership as a compiled program, with the constraints where it runs."""
+
+        @in_float64
+        def ask(flat: Float64) -> Array:
+            return _contains(jnp.asarray(flat), *known, self.box)
+
+        known = in_float64(
+            lambda: tuple(map(jnp.asarray, (self.normals.T.copy(), self.offsets, self.tolerances)))
+        )()
+        return ask
+
+    @cached_property
+    def proxy(self) -> Float64:
+        return self.minimum_norm_point()
 
     def minimum_norm_point(self) -> Float64:
         """argmin |Theta|^2 / 2 + penalty * slack over the body: a quadratic programme (Clarabel).
@@ -53,7 +101,7 @@ class ConvexBody:
         Source: phase 3 of Chen & Li, whose proxy it is. Trust: exact for this body; that its inner
         products with all Theta_i agree needs the body to be close to the affine hull.
         """
-        c, size = self.normals.shape
+        c, size = len(self.offsets), self.d**2
         matrix, right = self._inequalities()
         quadratic = sparse.diags([1.0] * size + [0.0] * c, format="csc")
         linear = np.concatenate([np.zeros(size), np.full(c, self.penalty)])
@@ -74,7 +122,7 @@ class ConvexBody:
 
     def maximise(self, direction: Float64) -> Float64:
         """argmax <direction, Theta> - penalty |direction| slack: a linear programme (HiGHS)."""
-        c, size = self.normals.shape
+        c, size = len(self.offsets), self.d**2
         matrix, right = self._inequalities()
         price = self.penalty * float(np.linalg.norm(direction))
         objective = np.concatenate([-direction.ravel(), np.full(c, price)])
@@ -87,6 +135,18 @@ class ConvexBody:
         unit = direction / np.linalg.norm(direction)
         return float(np.sum(unit * (self.maximise(unit) - self.maximise(-unit))))
 
+    def without_violated(self, point: Float64, stretch: float) -> "ConvexBody":
+        """The body of the rows that a point satisfies, with tolerances stretched: the point is in
+        its interior."""
+        kept = np.abs(self.errors(point)) <= (1 + 1e-6) * self.tolerances + 1e-9
+        return replace(
+            self,
+            query=self.query[kept],
+            difference=self.difference[kept],
+            offsets=self.offsets[kept],
+            tolerances=stretch * self.tolerances[kept],
+        )
+
     def _inequalities(self) -> tuple[sparse.csc_matrix, Float64]:
         normals, slack = sparse.csc_matrix(self.normals), sparse.identity(len(self.offsets))
         matrix = sparse.bmat([[normals, -slack], [-normals, -slack]], format="csc")
@@ -95,17 +155,73 @@ class ConvexBody:
         )
 
 
-def sculpt_body(rows: CertifiedRows, centre: Float64) -> ConvexBody:
+@dataclass(frozen=True)
+class HullBody:
+    """The affine hull itself as a body, cut to a ball: what phases 2 and 4 come near to."""
+
+    proxy: Float64  # the point nearest to zero
+    wide: Float64  # (m - 1, d, d), orthonormal directions
+    radius: float
+    thickness: float = 1e-9
+
+    @property
+    def d(self) -> int:
+        return self.proxy.shape[0]
+
+    def minimum_norm_point(self) -> Float64:
+        return self.proxy
+
+    def contains(self, thetas: Float64) -> np.ndarray:
+        flat = (thetas - self.proxy).reshape(len(thetas), -1)
+        basis = self.wide.reshape(len(self.wide), -1)
+        along = flat @ basis.T
+        across = np.linalg.norm(flat - along @ basis, axis=1)
+        return (np.linalg.norm(along, axis=1) <= self.radius) & (across <= self.thickness)
+
+    def maximise(self, direction: Float64) -> Float64:
+        along = np.einsum("wde,de->w", self.wide, direction)
+        along *= self.radius / max(float(np.linalg.norm(along)), 1e-300)
+        return self.proxy + np.einsum("w,wde->de", along, self.wide)
+
+
+def sculpt_body(
+    rows: CertifiedRows, centre: Float64, constants: Constants = _DEFAULTS
+) -> ConvexBody:
     """The body cut out by certified rows, around a point known to be near its middle.
 
     A row's tolerance is in proportion to its score, the error of its log-odds; the factor is
     estimated, as the one at which nearly all rows hold at the centre.
-    Source: phases 2 and 4 of Chen & Li. Trust: contains the affine hull (inside the box) when every
-    row is a true positive and the tolerances cover the errors of the sum, which is an estimate.
+    Source: phases 2 and 4 of Chen & Li; the tolerances are ours.
+    Trust: contains the affine hull (inside the box) when every row is a true positive and the
+    tolerances cover the errors of the sum. Measured, they do not: true heads violate some rows.
     """
-    c, d = rows.query.shape
-    normals = (rows.query[:, :, None] * rows.difference[:, None, :]).reshape(c, d * d)
-    errors = np.abs(normals @ centre.ravel() - rows.log_odds)
-    factor = float(np.quantile(errors / np.maximum(rows.score, 1e-300), _TRUE_ROWS))
-    box = _BOX * float(np.abs(centre).max())
-    return ConvexBody(normals, rows.log_odds, factor * rows.score, box)
+    body = ConvexBody(
+        query=rows.query,
+        difference=rows.difference,
+        offsets=rows.log_odds,
+        tolerances=rows.score,
+        box=constants.box * float(np.abs(centre).max()),
+        penalty=constants.penalty,
+    )
+    errors = np.abs(body.errors(centre))
+    factor = float(np.quantile(errors / np.maximum(rows.score, 1e-300), constants.true_rows))
+    return replace(body, tolerances=factor * rows.score)
+
+
+def sculpt_within(rows: CertifiedRows, constants: Constants = _DEFAULTS) -> ConvexBody:
+    """The body of all certified constraints, each within the error that epsilon allows.
+
+    The box is `box` times the entry that the constraints ask for on average.
+    Source: phases 2 and 4 of Chen & Li. Trust: contains every Theta_i whose log-odds the certified
+    rows show within their tolerances.
+    """
+    sizes = np.linalg.norm(rows.query, axis=1) * np.linalg.norm(rows.difference, axis=1)
+    typical = float(np.median(np.abs(rows.log_odds) / np.maximum(sizes, 1e-300)))
+    return ConvexBody(
+        query=rows.query,
+        difference=rows.difference,
+        offsets=rows.log_odds,
+        tolerances=rows.score,
+        box=constants.box * max(typical, 1e-300) * rows.query.shape[1],
+        penalty=constants.penalty,
+    )

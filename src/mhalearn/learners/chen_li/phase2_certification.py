@@ -1,8 +1,11 @@
 """Phase 2, first half: rows on which all heads attend alike.
 
+The paper's: the linear programme over the simplex (`certify_rows`), and `certify_every_row`, which
+asks it of every row and accepts by its residual at a stated epsilon. Ours: the screen over pairs of
+tokens (`screen_pairs`), the l1 fit on a pair, the scores that rank rows.
+
 If F_r = p^T X W_sum for a probability vector p then, generically, every head's pattern is p, and
-every Theta_i satisfies <Theta, x_r (x_a - x_b)^T> = log(p_a / p_b). Such rows are found by a fast
-screen over pairs of tokens, and certified by a linear programme over the simplex.
+every Theta_i satisfies <Theta, x_r (x_a - x_b)^T> = log(p_a / p_b).
 """
 
 from dataclasses import dataclass
@@ -19,10 +22,10 @@ from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
 from mhalearn.learners.chen_li.streaming import Lowest, Watcher, walk
+from mhalearn.learners.options import Constants
 
-# The weight on the first token of a pair must lie in this range: outside, its log-odds are noise.
-_LEAST, _MOST = 0.1, 0.9
 _PROGRAMMES_AT_ONCE = 256
+_DEFAULTS = Constants()
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class CertifiedRows:
 
 @jax.jit
 def _pair_scores(
-    x: Array, y: Float[Array, "b k e"], total: Float[Array, "d e"]
+    x: Array, y: Float[Array, "b k e"], total: Float[Array, "d e"], least: Float[Array, ""]
 ) -> Float[Array, "b k pairs"]:
     """The score of every row and pair of tokens; infinite where the pair's weight is extreme."""
     k = x.shape[1]
@@ -83,7 +86,7 @@ def _pair_scores(
             along = onto[..., a] - onto[..., b] - inner[..., a, b] + inner[..., b, b]
             q = along / jnp.maximum(length, 1e-300)
             residual = jnp.sqrt(jnp.maximum(apart / length - q**2, 0))
-            usable = (q > _LEAST) & (q < _MOST) & distinct
+            usable = (q > least) & (q < 1 - least) & distinct
             scores.append(jnp.where(usable, residual / (q * (1 - q)), jnp.inf))
     return jnp.stack(scores, axis=-1)
 
@@ -95,6 +98,7 @@ def screen_pairs(
     count: int,
     *,
     most: int | None = None,
+    constants: Constants = _DEFAULTS,
     watch: Watcher | None = None,
 ) -> CertifiedRows:
     """The `count` rows and pairs of tokens with the lowest scores, in one pass.
@@ -108,12 +112,14 @@ def screen_pairs(
     pairs = np.array([(a, b) for a in range(k) for b in range(a)])
     lowest = Lowest(count)
     for part in walk(examples, most, watch):
-        scores = _pair_scores(shard_locally(part.x), shard_locally(part.y), total)
+        x, y = shard_locally(part.x), shard_locally(part.y)
+        scores = _pair_scores(x, y, total, jnp.asarray(constants.least_weight))
         lowest.offer(np.asarray(scores), part)
     lowest.merge()
     example, rest = np.divmod(lowest.places, k * len(pairs))
     row, which = np.divmod(rest, len(pairs))
-    return fit_pairs(example, row, pairs[which], lowest.x, lowest.y, total)
+    x = lowest.x.astype(np.float64)
+    return fit_pairs(example, row, pairs[which], x, lowest.y, total, constants)
 
 
 def fit_pairs(
@@ -123,6 +129,7 @@ def fit_pairs(
     x: Float64,
     y: Float64,
     total: Float64,
+    constants: Constants = _DEFAULTS,
 ) -> CertifiedRows:
     """Fit each row's weight on its pair in the l1 norm, the norm of the linear programme.
 
@@ -138,7 +145,8 @@ def fit_pairs(
     mass = np.take_along_axis(np.abs(along), order, axis=1)
     middle = np.argmax(np.cumsum(mass, axis=1) >= 0.5 * mass.sum(axis=1, keepdims=True), axis=1)
     q = np.clip(np.take_along_axis(ratio, order, axis=1)[each, middle], 0.0, 1.0)
-    q_inside = np.clip(q, 0.5 * _LEAST, 1 - 0.5 * _LEAST)
+    edge = 0.5 * constants.least_weight
+    q_inside = np.clip(q, edge, 1 - edge)
     attention = np.zeros(x.shape[:2])
     attention[each, pair[:, 0]], attention[each, pair[:, 1]] = q, 1 - q
     left = apart - q[:, None] * along

@@ -12,9 +12,9 @@ from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float, Float64, Int
 from mhalearn.data import Examples
 from mhalearn.learners.chen_li.streaming import Lowest, Watcher, walk
+from mhalearn.learners.options import Constants
 
-_STEPS = 60
-_SHRINK = 0.8
+_DEFAULTS = Constants()
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class MarginRows:
 @dataclass(frozen=True)
 class RefinedSum:
     estimate: Float64
-    residual: Float64  # of each margin row
+    residual: Float64  # of each row, over the typical label
     inliers: float  # share of rows within a tenth of the typical label
+    margin: Float64  # of each row
 
 
 @jax.jit
@@ -49,7 +50,7 @@ def large_margin_rows(
     proxy: Float64,
     count: int,
     *,
-    repeats: int = 4,
+    repeats: int = _DEFAULTS.margin_repeats,
     watch: Watcher | None = None,
 ) -> MarginRows:
     """The `count` rows with the largest proxy margin, each token (up to sign) at most `repeats`
@@ -64,15 +65,15 @@ def large_margin_rows(
         margins, _ = _margins(shard_locally(part.x), proxy)
         largest.offer(-np.asarray(margins), part)
     largest.merge()
-    x, y, row = largest.x, largest.y, largest.places % k
+    x, y, row = largest.x.astype(np.float64), largest.y, largest.places % k
     each = np.arange(len(row))
     first = np.asarray(_margins(jnp.asarray(x), jnp.asarray(proxy))[1])[each, row]
     token, label, margins = x[each, first], y[each, row], -largest.values
-    chosen = _spread(token, count, repeats)
+    chosen = spread_tokens(token, count, repeats)
     return MarginRows(token[chosen], label[chosen], margins[chosen])
 
 
-def _spread(token: Float64, count: int, repeats: int) -> NDArray[np.int64]:
+def spread_tokens(token: Float64, count: int, repeats: int) -> NDArray[np.int64]:
     """The first `count` rows in which no token, up to sign, comes more than `repeats` times."""
     lead = np.sign(token[np.arange(len(token)), np.argmax(token != 0, axis=1)])
     seen: dict[bytes, int] = {}
@@ -87,7 +88,13 @@ def _spread(token: Float64, count: int, repeats: int) -> NDArray[np.int64]:
     return np.array(chosen, np.int64)
 
 
-def refine_projection_sum(rows: MarginRows, current: Float64, *, robust: bool = True) -> RefinedSum:
+def refine_projection_sum(
+    rows: MarginRows,
+    current: Float64,
+    *,
+    robust: bool = True,
+    constants: Constants = _DEFAULTS,
+) -> RefinedSum:
     """Regress labels on the token attended to; rows where heads disagree are outliers.
 
     Robust: least squares reweighted by (residual^2 + delta^2)^-2 while delta shrinks to the 4d-th
@@ -98,21 +105,21 @@ def refine_projection_sum(rows: MarginRows, current: Float64, *, robust: bool = 
     plain: Float64 = np.linalg.lstsq(rows.token, rows.label, rcond=None)[0].astype(np.float64)
     estimates = [plain]
     if robust:
-        estimates = [_reweighted(rows, start) for start in (plain, current)]
+        estimates = [_reweighted(rows, start, constants) for start in (plain, current)]
     residuals = [np.linalg.norm(rows.label - rows.token @ w, axis=1) for w in estimates]
     best = int(np.argmin([np.mean(np.log(left + 1e-300)) for left in residuals]))
-    typical = float(np.median(np.linalg.norm(rows.label, axis=1)))
+    typical = max(float(np.median(np.linalg.norm(rows.label, axis=1))), 1e-300)
     inliers = float(np.mean(residuals[best] < 0.1 * typical))
-    return RefinedSum(estimates[best], residuals[best], inliers)
+    return RefinedSum(estimates[best], residuals[best] / typical, inliers, rows.margin)
 
 
-def _reweighted(rows: MarginRows, start: Float64) -> Float64:
+def _reweighted(rows: MarginRows, start: Float64, constants: Constants) -> Float64:
     estimate, rank = start, min(4 * rows.token.shape[1], len(rows.token) - 1)
     delta = np.inf
-    for _ in range(_STEPS):
+    for _ in range(constants.robust_steps):
         left = np.linalg.norm(rows.label - rows.token @ estimate, axis=1)
         smallest = float(np.partition(left, rank)[rank]) + 1e-300
-        delta = max(_SHRINK * min(delta, float(np.median(left))), smallest)
+        delta = max(constants.robust_shrink * min(delta, float(np.median(left))), smallest)
         weight = ((left / delta) ** 2 + 1) ** -2
         weighted = rows.token * weight[:, None]
         normal, right = weighted.T @ rows.token, weighted.T @ rows.label

@@ -1,38 +1,53 @@
-"""Phase 5: the span of the attention matrices, by queries to the body."""
+"""Phase 5: the span of the attention matrices, by queries to the body.
 
-from dataclasses import dataclass
+The paper's: membership queries alone tell the span (`span_by_membership`); how they are chosen, a
+way of meeting facets, is ours. Beside it, by linear optimisation (`span_by_queries`), which is ours
+too; the eigenvectors of `body_shape.py` are a third way.
+"""
+
+from typing import Protocol
 
 import numpy as np
 
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Float64
-from mhalearn.learners.chen_li.phase2_body import ConvexBody
+from mhalearn.learners.chen_li.span import Span
+from mhalearn.learners.options import Constants
 
 _CHASES = 3
+_DEFAULTS = Constants()
+# A slightly turned ray ends this near to where the ray does, as a share.
+_BRACKET = 0.25
 
 
-@dataclass(frozen=True)
-class QueriedSpan:
-    """An orthonormal basis (m, d, d) of the span, and the programmes it took."""
+class MembershipOracle(Protocol):
+    """A body that answers whether matrices (s, d, d) are in it."""
 
-    basis: Float64
-    queries: int
+    def contains(self, thetas: Float64) -> np.ndarray: ...
 
 
-def span_by_queries(body: ConvexBody, n_heads: int, seed: int = 0) -> QueriedSpan:
+class OptimisationOracle(Protocol):
+    """A body that tells its minimum-norm point and its farthest point in a direction."""
+
+    def minimum_norm_point(self) -> Float64: ...
+
+    def maximise(self, direction: Float64) -> Float64: ...
+
+
+def span_by_queries(body: OptimisationOracle, n_heads: int, seed: int = 0) -> Span:
     """m well-spread points of the body span the attention matrices.
 
     The first point is the minimum-norm point (one quadratic programme). Then, m - 1 times, the body
     is stretched along a random direction orthogonal to what was found (two linear programmes): it
     is long only along the affine hull, so the chord found lies close to it, and stretching along
     the chord brings it closer. 1 + 6 (m - 1) queries in all.
-    Source: phase 5 of Chen & Li, with linear optimisation in place of their separation oracle.
+    Source: phase 5 of Chen & Li, with linear optimisation in place of their membership queries.
     Trust: as good as the body is thin across the affine hull: with three heads and more, and tight
     budgets, it is not, and the chords stray from the hull.
     """
     rng = generator(seed, Stream.SPAN_QUERIES)
     proxy = body.minimum_norm_point()
-    found = [proxy.ravel()]
+    found = [proxy.ravel() / max(float(np.linalg.norm(proxy)), 1e-300)]
     for _ in range(n_heads - 1):
         direction = _orthogonal(rng.normal(size=proxy.size), found).reshape(proxy.shape)
         # A random direction is mostly across the hull; the chord it finds is less so, and the next
@@ -40,16 +55,68 @@ def span_by_queries(body: ConvexBody, n_heads: int, seed: int = 0) -> QueriedSpa
         for _ in range(_CHASES):
             chord = body.maximise(direction) - body.maximise(-direction)
             direction = _orthogonal(chord.ravel(), found).reshape(proxy.shape)
-        found.append(direction.ravel())
-    basis = np.linalg.qr(np.stack(found).T)[0].T.reshape(n_heads, *proxy.shape)
-    return QueriedSpan(basis, 1 + 2 * _CHASES * (n_heads - 1))
+        found.append(direction.ravel() / max(float(np.linalg.norm(direction)), 1e-300))
+    wide = np.stack(found)[1:].reshape(-1, *proxy.shape)
+    return Span(proxy, wide, queries=1 + 2 * _CHASES * (n_heads - 1))
 
 
-def span_angle(one: Float64, other: Float64) -> float:
-    """Sine of the largest angle between two spans given by orthonormal matrices."""
-    a, b = one.reshape(len(one), -1), other.reshape(len(other), -1)
-    cosines = np.linalg.svd(a @ b.T, compute_uv=False)
-    return float(np.sqrt(max(0.0, 1.0 - float(cosines.min()) ** 2)))
+def span_by_membership(
+    body: MembershipOracle,
+    inside: Float64,
+    n_heads: int,
+    seed: int = 0,
+    *,
+    proxy: Float64 | None = None,
+    constants: Constants = _DEFAULTS,
+) -> Span:
+    """The directions along which the body is longest, found facet by facet.
+
+    From a point inside a ray ends at a facet, found by bisection; where the facet is along slightly
+    turned rays tells its normal. The next ray is orthogonal to the normals so far and, once these
+    fill the space, along the direction that meets them least, whose facet is the one that matters
+    most. The body is long along the affine hull alone, so that in the end the m - 1 directions of
+    least energy in the normals are the hull's.
+    proxy: the point of the span beside them; the point inside unless given.
+    Cost: `facets` d^2 normals of d^2 x `turned_bisections` membership queries, each of O(rows d^2).
+    Source: phase 5 of Chen & Li, by membership queries alone as there. How they are chosen is ours,
+    after the reduction of separation to membership (Groetschel, Lovasz and Schrijver).
+    Trust: as good as the body is thin across the affine hull and long along it.
+    """
+    rng = generator(seed, Stream.SPAN_QUERIES)
+    size, free = inside.size, n_heads - 1
+    farthest = 64 * max(float(np.linalg.norm(inside)), 1e-12)
+    queries = 0
+
+    def bisect(rays: Float64, low: Float64, high: Float64, times: int) -> Float64:
+        """How far the body goes along each ray."""
+        nonlocal queries
+        for _ in range(times):
+            middle = (low + high) / 2
+            points = inside.ravel() + middle[:, None] * rays
+            member = body.contains(points.reshape(-1, *inside.shape))
+            low, high = np.where(member, middle, low), np.where(member, high, middle)
+            queries += len(rays)
+        return (low + high) / 2
+
+    energy, basis = np.zeros((size, size)), np.eye(size)
+    for met in range(round(constants.facets * size)):
+        # Orthogonal to all normals while there are such directions, then nearly so.
+        open_ = max(size - met, free)
+        ray = rng.normal(size=open_) @ basis[:open_]
+        ray /= np.linalg.norm(ray)
+        start, end = np.zeros(1), np.full(1, farthest)
+        reach = float(bisect(ray[None], start, end, constants.bisections)[0])
+        if not 0 < reach < 0.99 * farthest:
+            continue
+        # On the facet a (x - inside) = 1 a ray r ends at 1 / <a, r>.
+        turned = ray + constants.turn * np.eye(size)
+        low, high = np.full(size, reach / (1 + _BRACKET)), np.full(size, reach * (1 + _BRACKET))
+        ends = bisect(turned, low, high, constants.turned_bisections)
+        normal = (1 / ends - 1 / reach) / constants.turn
+        energy += np.outer(normal, normal)
+        basis = np.linalg.eigh(energy)[1].T
+    wide = basis[:free].reshape(-1, *inside.shape)
+    return Span(inside if proxy is None else proxy, wide, queries=queries)
 
 
 def _orthogonal(vector: Float64, found: list[Float64]) -> Float64:

@@ -19,6 +19,7 @@ class Part(NamedTuple):
     """A chunk of examples, padded with zeros: a zero row certifies nothing and has no margin."""
 
     start: int  # number of its first example
+    real: int  # examples before the padding
     x: NDArray[Any]
     y: NDArray[np.float64]
 
@@ -48,39 +49,55 @@ def walk(
         x, y = next(chunks)[:2] if start < end else none
         count = min(len(x), end - start)
         padding = ((0, size - count), (0, 0), (0, 0))
-        yield Part(start, np.pad(x[:count], padding), np.pad(y[:count].astype(np.float64), padding))
+        labels = np.pad(y[:count].astype(np.float64), padding)
+        yield Part(start, count, np.pad(x[:count], padding), labels)
         start += count
         if watch is not None:
             watch(min(n, (step + 1) * size * devices.n_processes()), n)
 
 
 class Lowest:
-    """The `count` lowest numbers of a pass, where they were, and the examples they belong to."""
+    """The `count` lowest numbers of a pass, where they were, and the examples they belong to.
+
+    Memory: of at most twice as many examples, in the type of the inputs.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
+        self._bar = np.inf
         self.values = np.zeros(0)
         self.places = np.zeros(0, np.int64)  # counted through all numbers of the pass
-        self.x = self.y = np.zeros((0, 0, 0))  # of no example yet
+        self.x: NDArray[Any] = np.zeros((0, 0, 0))  # of no example yet
+        self.y = np.zeros((0, 0, 0))
+        self._waiting: list[tuple[NDArray[Any], ...]] = []
 
     def offer(self, values: NDArray[np.float64], part: Part) -> None:
         """Take what is low enough; every example of the part has as many numbers."""
         flat, each = values.ravel(), values[0].size
-        bar = self.values[-1] if len(self.values) == self._count else np.inf
-        here = np.flatnonzero(flat < bar)
+        here = np.flatnonzero(flat < self._bar)
         if len(here) > self._count:
             here = np.sort(here[np.argpartition(flat[here], self._count - 1)[: self._count]])
-        x, y = part.x[here // each].astype(np.float64), part.y[here // each]
-        if len(self.values):
-            x, y = np.concatenate([self.x, x]), np.concatenate([self.y, y])
-        found = np.concatenate([self.values, flat[here]])
-        places = np.concatenate([self.places, here + part.start * each])
-        order = np.argsort(found, kind="stable")[: self._count]
-        self.values, self.places = found[order], places[order]
-        self.x, self.y = x[order], y[order]
+        examples = here // each
+        places = here + part.start * each
+        self._waiting.append((flat[here], places, part.x[examples], part.y[examples]))
+        if sum(len(found[0]) for found in self._waiting) >= max(self._count, 4096):
+            self._sort()
+
+    def _sort(self) -> None:
+        """Keep the lowest of all that wait; the earlier of equals."""
+        known = [(self.values, self.places, self.x, self.y)] if len(self.values) else []
+        found = [np.concatenate(one) for one in zip(*(known + self._waiting), strict=True)]
+        self._waiting = []
+        order = np.argsort(found[0], kind="stable")[: self._count]
+        self.values, self.places, self.x, self.y = (one[order] for one in found)
+        if len(order) == self._count:
+            self._bar = float(self.values[-1])
 
     def merge(self) -> None:
-        """Take in what the other processes found, as if one had walked over all examples."""
+        """End the pass: take in what waits, and what the other processes found, as if one had
+        walked over all examples."""
+        if self._waiting:
+            self._sort()
         if devices.n_processes() == 1:
             return
         found = (self.values, self.places, self.x, self.y)

@@ -1,0 +1,140 @@
+"""Phase 2 as the paper states it: the linear programme is asked of every row.
+
+The paper's: a row is certified when the programme over the whole simplex leaves at most epsilon of
+its label, and each pair of tokens in its support is a constraint. Ours: the numbers (epsilon, what
+error of the weights it stands for, the least weight of a token in the support), and a first look
+that spares most programmes without changing what is certified.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from mhalearn._runtime import devices
+from mhalearn._runtime.devices import shard_locally
+from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.types import Array, Bool, Float, Float64
+from mhalearn.data import Examples
+from mhalearn.learners.chen_li.phase2_certification import CertifiedRows, certify_rows
+from mhalearn.learners.chen_li.streaming import Watcher, walk
+from mhalearn.learners.options import Constants
+
+
+@partial(jax.jit, static_argnames=("epsilon", "support"))
+def _worth_asking(
+    x: Array, y: Float[Array, "b k e"], total: Float[Array, "d e"], epsilon: float, support: float
+) -> Bool[Array, "b k"]:
+    """Rows that the programme might certify with two tokens in their support.
+
+    With q the least-squares weights over the affine hull, rho their residual and s the smallest
+    singular value of the images' differences, every p that sums to one leaves
+    |y - p X W|^2 = rho^2 + |(p - q) X W|^2. So rho > epsilon |y| rejects a row whatever the
+    programme finds, and an accepted p is within sqrt(epsilon^2 |y|^2 - rho^2) / s of q.
+    """
+    tokens = x.astype(total.dtype)
+    k = tokens.shape[1]
+    images = tokens @ total
+    frame = images - images.mean(axis=1, keepdims=True)
+    inner = jnp.einsum("bae,bce->bac", frame, frame)
+    values, basis = jnp.linalg.eigh(inner)
+    # The centred images have one direction less than tokens; equal tokens leave fewer still.
+    distinct = values[:, 1] > 1e-9 * values[:, -1]
+    inverse = jnp.where(values[:, 1:] > 0, 1 / jnp.maximum(values[:, 1:], 1e-300), 0.0)
+    apart = y - images.mean(axis=1, keepdims=True)
+    onto = jnp.einsum("bre,bae->bra", apart, frame)
+    along = jnp.einsum("bra,bac->brc", onto, basis[:, :, 1:])
+    left = jnp.sum(apart**2, axis=-1) - jnp.sum(along**2 * inverse[:, None], axis=-1)
+    weights = 1 / k + jnp.einsum("brc,bc,bac->bra", along, inverse, basis[:, :, 1:])
+    allowed = epsilon**2 * jnp.sum(y**2, axis=-1)
+    # Rounding must not reject what is exact.
+    room = allowed - left + 1e-12 * jnp.sum(apart**2, axis=-1)
+    moved = jnp.sqrt(jnp.maximum(room, 0) / jnp.maximum(values[:, 1], 1e-300)[:, None])
+    second = jnp.sort(weights, axis=-1)[..., -2]
+    return (room >= 0) & distinct[:, None] & (second + moved >= support)
+
+
+@in_float64
+def certify_every_row(
+    examples: Examples,
+    total: Float64,
+    epsilon: float,
+    tolerance: float,
+    constants: Constants,
+    *,
+    watch: Watcher | None = None,
+) -> CertifiedRows:
+    """All constraints of all rows that the linear programme certifies, the best rows first.
+
+    One entry a row and pair of tokens in its support; `score` is the error of its log-odds that
+    the body allows, tolerance (1 / p_a + 1 / p_b).
+    Cost: one pass and a programme for each row that is worth asking; at most `most_rows` d^2 rows
+    are kept. Trust: no false positives for an exact sum, generically, while m (k - 1) <= e and
+    epsilon is small; with a crude sum there are.
+    """
+    number, rows, tokens, labels = [], [], [], []
+    for part in walk(examples, watch=watch):
+        x, y = shard_locally(part.x), shard_locally(part.y)
+        asked = _worth_asking(x, y, total, epsilon, constants.support)
+        example, row = np.nonzero(np.asarray(asked)[: part.real])
+        number.append(example + part.start)
+        rows.append(row)
+        tokens.append(part.x[example])
+        labels.append(part.y[example, row])
+    gathered = [
+        devices.all_gather_rows(np.concatenate(one)) for one in (number, rows, tokens, labels)
+    ]
+    number_, row_, x_, y_ = gathered
+    x_ = x_.astype(np.float64)
+    solved = certify_rows(x_, y_, total)
+    left = y_ - np.einsum("ck,ckd->cd", solved.attention, x_) @ total
+    share = np.linalg.norm(left, axis=1) / np.maximum(np.linalg.norm(y_, axis=1), 1e-300)
+    certified = np.flatnonzero(share <= epsilon)
+    certified = certified[np.argsort(share[certified], kind="stable")]
+    certified = certified[: constants.most_rows * examples.d**2]
+    return _constraints(
+        number_[certified],
+        row_[certified],
+        x_[certified],
+        y_[certified],
+        solved.attention[certified],
+        solved.residual[certified],
+        tolerance,
+        constants.support,
+    )
+
+
+def _constraints(
+    example: NDArray[np.int64],
+    row: NDArray[np.int64],
+    x: Float64,
+    y: Float64,
+    attention: Float64,
+    residual: Float64,
+    error: float,
+    support: float,
+) -> CertifiedRows:
+    """One entry for every pair of tokens that a certified row attends to."""
+    k = attention.shape[1]
+    pairs = np.array([(a, b) for a in range(k) for b in range(a)])
+    held = (attention[:, pairs] >= support).all(axis=2)
+    which, pair = np.nonzero(held)
+    chosen = pairs[pair]
+    p = attention[which[:, None], chosen]
+    query = x[which, row[which]]
+    difference = x[which, chosen[:, 0]] - x[which, chosen[:, 1]]
+    return CertifiedRows(
+        example=example[which],
+        row=row[which],
+        pair=chosen,
+        weight=p[:, 0] / p.sum(axis=1),
+        attention=attention[which],
+        residual=residual[which],
+        score=error * (1 / p).sum(axis=1),
+        query=query,
+        difference=difference,
+        tokens=x[which],
+        labels=y[which],
+    )
