@@ -19,6 +19,7 @@ from mhalearn.hardness.curve import Cell, Cost, list_curve_methods, measure_cost
 from mhalearn.learners import (
     AdamOptions,
     ChenLiOptions,
+    Constants,
     LbfgsOptions,
     Learner,
     LinearOptions,
@@ -41,7 +42,7 @@ from mhalearn.studio.request import list_methods as list_offers
 TRUTH = mha.random_layer(2, 4, seed=3)
 X = mha.sample_inputs("gaussian", 80, 4, 4, seed=1)
 Y = TRUTH(X)
-OPTIONS = (NewtonOptions, ChenLiOptions, AdamOptions, LbfgsOptions, LinearOptions)
+OPTIONS = (NewtonOptions, ChenLiOptions, Constants, AdamOptions, LbfgsOptions, LinearOptions)
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,10 @@ def test_options_are_frozen_and_every_default_is_documented(kind):
         (AdamOptions, {"learning_rate": float("nan")}),
         (LbfgsOptions, {"memory": True}),
         (LinearOptions, {"ridge": 0.0}),
-        (ChenLiOptions, {"later_rows": (5, 0)}),
+        (Constants, {"later_rows": (5, 0)}),
+        (Constants, {"delta": 1.0}),
+        (ChenLiOptions, {"plan": "best"}),
+        (ChenLiOptions, {"constants": 3}),
         (NewtonOptions, {"plenty": ()}),
         (Round, {"n_starts": 1, "anneal_steps": 0, "final_ridge": 1.0}),
     ],
@@ -296,8 +300,8 @@ def test_options_of_the_wrong_type_are_refused_where_nobody_checks_types():
         for kind, name, value in (
             (AdamOptions, "starts", 1.5),
             (LinearOptions, "ridge", "little"),
-            (ChenLiOptions, "net_ratios", (1.0,)),
-            (ChenLiOptions, "later_rows", 5),
+            (Constants, "net_ratios", (1.0,)),
+            (Constants, "later_rows", 5),
             (NewtonOptions, "scarce", [Round(1, 4, 1e-2)]),
         ):
             try:

@@ -16,10 +16,10 @@ from mhalearn.judge.solution import Solution
 from mhalearn.learners.chen_li import events
 from mhalearn.learners.chen_li.body_shape import BodyShape
 from mhalearn.learners.chen_li.phase1_crude_sum import CrudeSum, SumEstimate
-from mhalearn.learners.chen_li.phase2_body import sculpt_body
 from mhalearn.learners.chen_li.phase2_certification import fit_pairs
-from mhalearn.learners.chen_li.phase3_refined_sum import MarginRows, RefinedSum
+from mhalearn.learners.chen_li.phase3_refined_sum import RefinedSum
 from mhalearn.learners.chen_li.phase6_net import NetResult
+from mhalearn.learners.chen_li.span import Span
 from mhalearn.report import figures
 from mhalearn.report.descent import draw_descent, list_stages
 from mhalearn.report.numbers import number, typeset
@@ -266,18 +266,19 @@ def tell_all_phases(d=6, k=3, count=200):
     pair = np.tile([1, 0], (count, 1))
     rows = fit_pairs(which, which % k, pair, x.astype(float), y, total)
     shape = BodyShape(truth.theta[0], truth.theta[1:], np.array([1e-4, 0.01, *[0.1] * (d * d - 2)]))
-    margins = MarginRows(x[:, 0].astype(float), y[:, 0], rng.uniform(2, 9, count))
-    refined = RefinedSum(total, np.geomspace(1e-6, 1, count), 0.75)
+    residuals = np.geomspace(1e-6, 1, count)
+    refined = RefinedSum(total, residuals, 0.75, rng.uniform(2, 9, count))
     candidates = (SumEstimate("all tokens", total, -2.0), SumEstimate("none", total, math.inf))
-    events.emit_theory(examples, 2, trace)
+    events.emit_theory(examples, 2, "practical", trace)
     events.emit_crude(CrudeSum(total, candidates, 1.5, 8), trace)
     for round_ in range(3):
         if round_:
-            events.emit_sum(margins, refined, round_, trace)
+            events.emit_sum(refined, round_, trace)
         trace.emit(events.certification_stage(round_), 100, of=200)
         events.emit_rows(rows, rows.select(rows.score < 1), round_, examples, trace)
-        events.emit_shape(shape, round_, trace)
-    events.emit_span(shape, sculpt_body(rows, shape.proxy), 0.01, trace)
+        events.emit_body(shape, 2, round_, trace)
+    angles = (("linear optimisation", 0.01),)
+    events.emit_span(Span(shape.proxy, shape.wide, angles, 7), trace)
     trace.emit("phase 6: net", 3, 0.5)
     events.emit_net(NetResult(truth, 1e-4, np.array([2e-4, 2e-4, 0.1, math.inf])), trace)
     return trace.events

@@ -145,8 +145,8 @@ class Constants:
     """Every number that the phases of Chen & Li use. Rows are a query token's of one example.
 
     Phase 1
-    scales: of the regression on the other tokens, whose own is biased; those whose rows certify
-        best are chosen. compared: examples on which candidates are compared.
+    scales: of the regression on the other tokens, whose own is biased; the one is chosen whose
+        images are nearest to labels. compared: examples on which candidates are compared.
     vertex_rows: rows near one token's image that refine the sum, in units of d; vertex_rounds: how
         often; vertex_examples: searched for them, which is plenty up to six heads.
     least_strength: share of the labels that a sum must explain; flat: singular values of a sum

@@ -198,7 +198,7 @@ def run_phases(
 
 def _say_chained(between: float) -> str:
     return (
-        f"neighbouring tokens correlate, by {between:.2f} in one feature, so that a label shows the "
+        f"neighbouring tokens correlate, by {between:.2f} in one feature, so that labels show the "
         "sum of the projections less"
     )
 

@@ -2,7 +2,7 @@
 
 The paper's: `correlate`, the correlation of all tokens with all labels, which is one gradient step
 of a one-head student that starts at Theta = 0. Ours: the regression on the other tokens and its
-scales, the choice by certification, and vertex certification (`vertex_sum.py`).
+scales, vertex certification and the choice by it (`vertex_sum.py`).
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,8 @@ from mhalearn._runtime.devices import shard_locally, sum_over_processes
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
-from mhalearn.learners.chen_li.phase2_certification import screen_pairs
 from mhalearn.learners.chen_li.streaming import Watcher, walk
-from mhalearn.learners.chen_li.vertex_sum import refine_by_vertices
+from mhalearn.learners.chen_li.vertex_sum import refine_by_vertices, score_by_vertices
 from mhalearn.learners.options import Constants
 
 _DEFAULTS = Constants()
@@ -30,7 +29,7 @@ _VISIBLE = 1e-6
 class SumEstimate:
     name: str
     estimate: Float64
-    score: float  # mean log certification score of its best rows; NaN where none was asked for
+    score: float  # mean log distance of its nearest rows; NaN where none was asked for
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def estimate_projection_sum(
     """Estimate the sum of the projection matrices from input-label correlations.
 
     Candidates: the paper's correlation; the regression on the other tokens, times a scale each; and
-    the best of these refined by vertex certification. The one whose best rows certify best is
+    the best of these refined by vertex certification. The one whose nearest rows are nearest is
     chosen, so its scale is estimated and not given.
     Source: phase 1 of Chen & Li; the choice is ours. Cost: one pass, O(n k (d + e)^2), and screens
     of a subset. Trust: `correlate` is proved, the others and the choice are heuristics.
@@ -192,8 +191,6 @@ def _summary(moments: Moments, best: SumEstimate, candidates: tuple[SumEstimate,
 def _scored(
     examples: Examples, name: str, estimate: Float64, constants: Constants, watch: Watcher | None
 ) -> SumEstimate:
-    rows = screen_pairs(
-        examples, estimate, examples.d**2, most=constants.compared, constants=constants, watch=watch
+    return SumEstimate(
+        name, estimate, score_by_vertices(examples, estimate, constants, watch=watch)
     )
-    score = float(np.mean(np.log(np.maximum(rows.score, 1e-12)))) if len(rows) else np.inf
-    return SumEstimate(name, estimate, score)

@@ -39,6 +39,33 @@ def _distances(
 
 
 @in_float64
+def find_vertices(
+    examples: Examples, total: Float64, count: int, most: int, watch: Watcher | None = None
+) -> Lowest:
+    """The rows and tokens whose labels and images are nearest, of the first `most` examples."""
+    nearest = Lowest(count)
+    for part in walk(examples, most, watch):
+        x, y = shard_locally(part.x), shard_locally(part.y)
+        nearest.offer(np.asarray(_distances(x, y, total)), part)
+    nearest.merge()
+    return nearest
+
+
+def score_by_vertices(
+    examples: Examples, total: Float64, constants: Constants, *, watch: Watcher | None = None
+) -> float:
+    """Mean log distance of the nearest rows, over their images' length: the lower, the better a sum.
+
+    With the true sum saturated rows are as near as they are saturated, with a wrong one as far as
+    it is wrong, so that scale and direction both tell.
+    """
+    count = constants.vertex_rows * examples.d
+    nearest = find_vertices(examples, total, count, constants.compared, watch)
+    if not len(nearest.values):
+        return np.inf
+    return float(0.5 * np.mean(np.log(np.maximum(nearest.values, 1e-24))))
+
+
 def refine_by_vertices(
     examples: Examples, total: Float64, constants: Constants, *, watch: Watcher | None = None
 ) -> RefinedSum:
@@ -48,17 +75,19 @@ def refine_by_vertices(
     Source: ours; phase 3's regression without its proxy. Cost: `vertex_rounds` passes over at most
     `vertex_examples` examples, O(n k^2 e) each.
     Trust: a heuristic; it needs saturated rows, and a start whose error is below the typical
-    distance of two images. Phase 1 takes its result only where it certifies better.
+    distance of two images. Phase 1 takes its result only where its rows are nearer.
     """
     k = examples.k
     count = constants.vertex_rows * examples.d
     refined = RefinedSum(total, np.zeros(0), 0.0, np.zeros(0))
     for _ in range(constants.vertex_rounds):
-        nearest = Lowest(2 * constants.margin_repeats * count)
-        for part in walk(examples, constants.vertex_examples, watch):
-            x, y = shard_locally(part.x), shard_locally(part.y)
-            nearest.offer(np.asarray(_distances(x, y, refined.estimate)), part)
-        nearest.merge()
+        nearest = find_vertices(
+            examples,
+            refined.estimate,
+            2 * constants.margin_repeats * count,
+            constants.vertex_examples,
+            watch,
+        )
         row, token = np.divmod(nearest.places % k**2, k)
         each = np.arange(len(row))
         tokens, labels = nearest.x[each, token].astype(np.float64), nearest.y[each, row]
