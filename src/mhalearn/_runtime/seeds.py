@@ -41,6 +41,7 @@ class Stream(enum.IntEnum):
     BOX_ORDER = 0xB0C5
     POSITIONS = 0x9051
     CONSTANTS = 0xC057
+    TAILS = 0x7A115
 
 
 def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:
