@@ -79,18 +79,18 @@ class Cell:
 
 def panels() -> dict[str, list[Cell]]:
     """What is varied, one thing at a time around d = 8, k = 4, scale 4; the first come first."""
-    two, six = Cell(2), Cell(6)
+    two, some = Cell(2), [Cell(m) for m in (2, 4, 6)]
     return {
         "heads": [Cell(m) for m in range(1, 7)],
         "separation": [replace(two, separation=s) for s in (1.0, 0.1, 1e-2, 1e-3, 1e-4, 0.0)],
         "cosine": [replace(two, cosine=c) for c in (0.0, 0.5, 0.9, 0.99)],
-        "start": [replace(c, start=s) for s in (1e-4, 1e-3, 0.1, 1.0) for c in (two, six)],
-        "scale": [replace(c, scale=s) for s in (0.5, 1.0, 2.0, 8.0, 16.0) for c in (two, six)],
-        "rule": [replace(c, rule="constant") for c in (two, six)],
-        "width": [Cell(m, width=w) for w in (2.0, 4.0) for m in (2, 4, 6)],
-        "d": [replace(c, d=d) for d in (4, 16, 32) for c in (two, six)],
-        "k": [replace(c, k=k) for k in (2, 8, 16) for c in (two, six)],
-        "examples": [replace(c, ratio=r) for r in (2.0, 4.0) for c in (two, six)],
+        "scale": [replace(c, scale=s) for s in (0.5, 1.0, 2.0, 8.0, 16.0) for c in some],
+        "start": [replace(c, start=s) for s in (1e-4, 1e-3, 0.1, 1.0) for c in some],
+        "rule": [replace(c, rule="constant") for c in some],
+        "width": [replace(c, width=w) for w in (2.0, 4.0) for c in some],
+        "d": [replace(c, d=d) for d in (4, 16, 32) for c in some],
+        "k": [replace(c, k=k) for k in (2, 8, 16) for c in some],
+        "examples": [replace(c, ratio=r) for r in (2.0, 4.0, 8.0) for c in some],
     }
 
 
