@@ -142,6 +142,12 @@ def test_matched_rows_are_certified_ones() -> None:
     assert matched.measured[-1] > 0.5 * certified.measured[-1]
 
 
+def test_rows_with_equal_tokens_are_not_certified() -> None:
+    """Of two words three tokens cannot all be distinct."""
+    words = mha.sample_inputs("gaussian", 2, 2, 16, seed=1)[:, 0]
+    assert tails.certified_share(LAYER, 3, inputs=words, n=1000).measured.max() == 0
+
+
 def test_draws_are_those_of_the_seed_and_laws_may_be_the_callers() -> None:
     vocabulary = mha.sample_inputs("gaussian", 50, 2, 16, seed=1)[:, 0]
     for inputs in ("boolean", vocabulary, lambda n, k, d, rng: rng.laplace(size=(n, k, d))):

@@ -2,13 +2,14 @@
 
 With the exact sum of projections, a row's label lies between the images of two tokens if all heads
 attend to those two alike. Its score is the distance from that segment's line, over its length and
-over q (1 - q), q the place on it: the error of the log-odds log(q / (1 - q)) it gives.
+over q (1 - q), q the place on it: the error of the log-odds log(q / (1 - q)) it gives. Rows with
+two equal tokens, which share their weight, are left out, as phase 2 leaves them out.
 """
 
 import itertools
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from mhalearn._runtime.types import Float64
 from mhalearn._runtime.validation import check_count
@@ -70,12 +71,13 @@ def _best_scores(tokens: Float64, thetas: Float64, w: Float64, matched: bool) ->
     label = np.einsum("bmd,mde->be", p @ tokens, w, optimize=True)
     images = tokens @ w.sum(axis=0)
     best = np.full(len(tokens), np.inf)
+    all_distinct = _are_distinct(tokens)
     for a, b in itertools.combinations(range(tokens.shape[1]), 2):
         along, apart = images[:, a] - images[:, b], label - images[:, b]
         squared = np.sum(along**2, axis=1)
         distinct = squared > 0
         q = np.sum(along * apart, axis=1) / np.where(distinct, squared, 1.0)
-        usable = distinct & (q > _LEAST) & (q < _MOST)
+        usable = all_distinct & distinct & (q > _LEAST) & (q < _MOST)
         q = np.where(usable, q, 0.5)
         left = apart - q[:, None] * along
         score = np.linalg.norm(left, axis=1) / np.sqrt(np.where(distinct, squared, 1.0))
@@ -84,3 +86,9 @@ def _best_scores(tokens: Float64, thetas: Float64, w: Float64, matched: bool) ->
             usable &= np.max(np.abs(odds), axis=1) < _ALIKE
         best = np.minimum(best, np.where(usable, score / (q * (1 - q)), np.inf))
     return best
+
+
+def _are_distinct(tokens: Float64) -> NDArray[np.bool_]:
+    """(b,): whether no two tokens of an example are equal."""
+    pairs = itertools.combinations(range(tokens.shape[1]), 2)
+    return np.all([np.any(tokens[:, a] != tokens[:, b], axis=1) for a, b in pairs], axis=0)

@@ -3,7 +3,8 @@
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import NullFormatter
 
 from mhalearn._runtime.types import Float64
 from mhalearn.tails.record import Tail
@@ -11,10 +12,10 @@ from mhalearn.tails.record import Tail
 _MEASURED, _BESIDE = "#1b6ca8", "#8a8a8a"
 _BOUNDS = {"at most": "#c0392b", "at least": "#5a9e4b", "about": "#e07b39"}
 # From so many times the least to the largest, an axis has decades.
-_DECADES = 15.0
+_DECADES = 20.0
 
 
-def plot(record: Tail, figure: Figure | None = None) -> Figure:
+def plot(record: Tail, figure: Figure | SubFigure | None = None) -> Figure | SubFigure:
     """Draw a record: dots measured with their interval, lines bounds (solid where proved).
 
     figure: drawn on if given; savefig writes it, as SVG, PDF or PNG.
@@ -29,13 +30,15 @@ def plot(record: Tail, figure: Figure | None = None) -> Figure:
         record.t[seen], record.lower[seen], record.upper[seen], color=_MEASURED, alpha=0.25, lw=0
     )
     axes.plot(record.t[seen], record.measured[seen], "o-", color=_MEASURED, ms=3, label="measured")
-    shown = np.concatenate([record.measured[seen], *(b.values for b in record.bounds)])
-    if _spans_decades(shown):
+    curves = [record.measured[seen], *(b.values for b in record.bounds), *record.beside.values()]
+    if _spans_decades(np.concatenate(curves)):
         least = record.measured[record.measured > 0]
-        axes.set_yscale("log")
-        axes.set_ylim(bottom=0.3 * float(least.min()) if least.size else None, top=2)
+        axes.set_yscale("log", nonpositive="mask")
+        top = min(2.0, 3 * max(float(curve.max(initial=0)) for curve in curves))
+        axes.set_ylim(bottom=0.3 * float(least.min()) if least.size else None, top=top)
     if np.all(record.t > 0) and record.t[-1] / record.t[0] >= _DECADES:
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(record.abscissa)
     axes.set_title(f"{record.event}\n{record.inputs} tokens", loc="left", fontsize=9)
     axes.legend(frameon=False, fontsize=7.5)

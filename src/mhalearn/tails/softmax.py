@@ -8,10 +8,11 @@ p at weight w and W binomial, the lemma is about |g(W) - E p|. A bound by coupli
 weight w becomes one of weight w + 1 by one flip at a place c that is uniform in the substring. A
 flip moves the logits by u, and p by at most a quarter of the range of u. Logit j moves by
 2 <Theta_c, x_j>, the query's own by 2 sum_b (Theta_cb + Theta_bc) x_b, of which the part inside the
-substring is bounded by its sum of absolute values, and the rest, like the others, is sub-Gaussian,
-so that its largest of k is in the mean at most sqrt(2 log k) deviations. Hence
+substring is bounded by its sum of absolute values, and the rest, like the others, is sub-Gaussian
+and independent of them: the largest of k(k - 1) differences is in the mean at most sqrt(2 log(k(k -
+1))) of their deviations. Hence
 
-    |g(w + 1) - g(w)| <= L = mean over c of ( s_c sqrt(2 log k) + q_c / 2 ),
+    |g(w + 1) - g(w)| <= L = mean over c of ( s_c sqrt(log(k(k - 1))) + q_c / 2 ),
     s_c = max(|Theta_c|, |(Theta_c + Theta^T_c) outside|),   q_c = |(Theta_c + Theta^T_c) inside|_1,
 
 and bounded differences (McDiarmid) give P(|g(W) - E p| >= t) <= 2 exp(-2 t^2 / (length L^2)). For
@@ -50,22 +51,23 @@ def softmax_concentration(
     """How the mean attention, given the Hamming weight of a substring, concentrates.
 
     Event: |E[p | weight] - E p| >= t, p the query's weight for itself, over binomial weights.
-    beside: the same of p itself, which does not concentrate. length: of the substring, d / 4
-    unless given; n draws are shared by its length + 1 weights. The interval comes from Hoeffding's
-    for every conditional mean. Cost: O(n d (d + k)) time, memory of n numbers.
+    beside: the same of p itself, which does not concentrate. length: of the substring,
+    sqrt(d) unless given; n draws are shared by its length + 1 weights. The interval comes from
+    empirical Bernstein bounds for every conditional mean (Maurer & Pontil 2009).
+    Cost: O(n d (d + k)) time, memory of n numbers.
     Trust: proved for "boolean" and "gaussian", the only inputs taken. Which substring the authors
     take the sources at hand do not say.
     """
     theta, confidence = find_theta(layer, head), check_confidence(confidence)
     k, d = check_count("k", k, least=2), len(theta)
-    length = max(1, d // 4) if length is None else check_count("length", length)
+    length = math.isqrt(d) if length is None else check_count("length", length)
     kind = name_inputs(inputs)
     if kind not in ("boolean", "gaussian"):
         raise ValueError(f"inputs are a {kind}: a Hamming weight needs 'boolean' or 'gaussian'")
     if length > d:
         raise ValueError(f"length={length}: the query token has {d} features")
-    t = check_abscissas(t, np.geomspace(0.01, 0.6, 14))
-    each = max(1, check_count("n", n) // (length + 1))
+    t = check_abscissas(t, np.geomspace(0.001, 0.6, 16))
+    each = max(2, check_count("n", n) // (length + 1))
     attention = [
         np.concatenate(list(_attention(theta, k, kind, length, weight, each, seed)))
         for weight in range(length + 1)
@@ -74,7 +76,10 @@ def softmax_concentration(
     means = np.array([values.mean() for values in attention])
     apart = np.abs(means - chance @ means)
     # Of every mean, and of their mean: all at once with the confidence.
-    error = 2 * math.sqrt(math.log(2 * (length + 1) / (1 - confidence)) / (2 * each))
+    log = math.log(4 * (length + 1) / (1 - confidence))
+    spread = np.array([values.var() for values in attention]) * each / (each - 1)
+    radius = np.sqrt(2 * spread * log / each) + 7 * log / (3 * (each - 1))
+    error = radius + chance @ radius
 
     def share(deviations: Float64) -> Float64:
         return np.minimum(1, chance @ (deviations[:, None] >= t))
@@ -92,13 +97,13 @@ def softmax_concentration(
         upper=share(apart + error),
         n=np.full(t.size, each * (length + 1), np.int64),
         confidence=confidence,
-        interval="Hoeffding, of the conditional means",
+        interval="empirical Bernstein, of the conditional means",
         bounds=(
             Bound(
                 "at most",
                 np.minimum(1, 2 * np.exp(-2 * np.maximum(t, 0) ** 2 / (length * change**2))),
                 True,
-                "2 exp(-2 t^2 / (length L^2)), L = mean of s_c sqrt(2 log k) + q_c / 2",
+                "2 exp(-2 t^2 / (length L^2)), L = mean of s_c sqrt(log(k(k - 1))) + q_c / 2",
                 "McDiarmid 1989, by a coupling derived in tails/softmax.py",
             ),
         ),
@@ -113,7 +118,7 @@ def find_change(theta: Float64, k: int, length: int) -> float:
     outside = np.linalg.norm(both[:length, length:], axis=1)
     s = np.maximum(np.linalg.norm(theta[:length], axis=1), outside)
     inside = np.abs(both[:length, :length]).sum(axis=1)
-    return float(np.mean(s * math.sqrt(2 * math.log(k)) + inside / 2))
+    return float(np.mean(s * math.sqrt(math.log(k * (k - 1))) + inside / 2))
 
 
 def _attention(

@@ -24,7 +24,8 @@ _SEEN = 20
 @dataclass(frozen=True)
 class Row:
     """A lemma at one t: what was measured, and its bound there. slack: how many times the bound is
-    from the measurement (1 is tight); None where there is no bound, or one that says nothing."""
+    from the measurement (1 is tight); None where no bound says anything of what was seen. holds:
+    the measurement does not contradict the bound, which, if it is not proved, it may."""
 
     name: str
     t: float
@@ -34,6 +35,7 @@ class Row:
     side: str | None
     bound: float | None
     slack: float | None
+    vacuous: bool
     proved: bool
     holds: bool
     source: str
@@ -83,20 +85,22 @@ def row(record: Tail) -> Row:
         side=None if bound is None else bound.side,
         bound=None if bound is None else float(bound.values[place]),
         slack=None if slack is None or not np.isfinite(slack) else float(slack),
+        vacuous=bound is not None and bound.vacuous,
         proved=bound is not None and bound.proved,
-        holds=record.holds,
+        holds=record.holds and not (bound is not None and record.contradicts(bound).any()),
         source=bound.source if bound is not None else "",
     )
 
 
 def _slack(record: Tail, bound: Bound) -> Float64:
-    """How far the bound is from the measurement; infinite where it is true of every share."""
-    trivial = {"at most": bound.values >= 1, "at least": bound.values <= 0}
+    """How far the bound is from the measurement; infinite where it is true of every share,
+    or where it is zero."""
+    trivial = {"at most": (bound.values >= 1) | (bound.values <= 0), "at least": bound.values <= 0}
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = bound.values / record.measured
         ratio = 1 / ratio if bound.side == "at least" else ratio
         ratio = np.maximum(ratio, 1 / ratio) if bound.side == "about" else ratio
-    return np.where(trivial.get(bound.side, False), np.inf, ratio)
+    return np.where(trivial.get(bound.side, bound.values <= 0), np.inf, ratio)
 
 
 def _tightest(record: Tail, bound: Bound | None) -> int:
@@ -104,7 +108,9 @@ def _tightest(record: Tail, bound: Bound | None) -> int:
     if bound is None:
         return int(np.flatnonzero(often)[0]) if often.any() else record.t.size // 2
     slack = np.where(often & np.isfinite(_slack(record, bound)), _slack(record, bound), np.inf)
-    return int(np.argmin(slack)) if np.isfinite(slack).any() else record.t.size // 2
+    if np.isfinite(slack).any():
+        return int(np.argmin(slack))
+    return int(np.argmax(bound.values) if bound.side == "at least" else np.argmin(bound.values))
 
 
 def to_markdown(records: tuple[Tail, ...]) -> str:
@@ -115,12 +121,11 @@ def to_markdown(records: tuple[Tail, ...]) -> str:
     ]
     for one in map(row, records):
         bound = "none" if one.bound is None else f"{one.side} {one.bound:.2g}"
-        slack = (
-            f"{one.slack:.2g}" if one.slack is not None else "-" if bound == "none" else "vacuous"
-        )
+        slack = "vacuous" if one.vacuous else "-" if one.slack is None else f"{one.slack:.2g}"
+        holds = "yes" if one.holds else "NO" if one.proved else "no (nor is it proved)"
         lines.append(
             f"| {one.name} | {one.t:.2g} | {one.measured:.2g} | {one.lower:.2g} to "
             f"{one.upper:.2g} | {bound} | {slack} | {'yes' if one.proved else 'no'} | "
-            f"{'yes' if one.holds else 'NO'} |"
+            f"{holds if one.bound is not None else '-'} |"
         )
     return "\n".join(lines) + "\n"
