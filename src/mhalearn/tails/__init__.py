@@ -7,16 +7,16 @@ Source: the tail bounds that Chen & Li name (Hanson-Wright, Berry-Esseen, lower 
 signs, concentration of the softmax given a Hamming weight), in forms with explicit constants.
 """
 
-from mhalearn.tails.agreement import agreement, find_proxy
+from mhalearn.tails.bilinear_form import hanson_wright
 from mhalearn.tails.certified import certified_share
-from mhalearn.tails.hanson_wright import hanson_wright
-from mhalearn.tails.joint_small_ball import joint_small_ball
+from mhalearn.tails.drawing import plot
+from mhalearn.tails.joint_log_odds import joint_small_ball
 from mhalearn.tails.log_odds import berry_esseen, large_log_odds, small_ball
 from mhalearn.tails.margin import margin_tail
-from mhalearn.tails.plot import plot
+from mhalearn.tails.proxy_agreement import agreement, find_proxy
 from mhalearn.tails.record import Bound, Tail, clopper_pearson, read_tail
 from mhalearn.tails.softmax import softmax_concentration
-from mhalearn.tails.table import Row, row, table, to_markdown
+from mhalearn.tails.summary import Row, row, table, to_markdown
 
 __all__ = [
     "Bound",

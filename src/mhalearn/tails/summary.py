@@ -7,12 +7,12 @@ import numpy as np
 
 from mhalearn._runtime.types import Float64
 from mhalearn.layer.layer import AttentionLayer
-from mhalearn.tails.agreement import agreement
+from mhalearn.tails.bilinear_form import hanson_wright
 from mhalearn.tails.certified import certified_share
-from mhalearn.tails.hanson_wright import hanson_wright
-from mhalearn.tails.joint_small_ball import joint_small_ball
+from mhalearn.tails.joint_log_odds import joint_small_ball
 from mhalearn.tails.log_odds import berry_esseen, large_log_odds, small_ball
 from mhalearn.tails.margin import margin_tail
+from mhalearn.tails.proxy_agreement import agreement
 from mhalearn.tails.record import Bound, Tail
 from mhalearn.tails.softmax import softmax_concentration
 from mhalearn.tails.tokens import Inputs

@@ -86,7 +86,7 @@ def agreement(
                 least / np.maximum(rows, 1),
                 gaussian,
                 "1 - sum over heads and tokens of Phi(-mean / deviation), given the proxy's logits",
-                "union bound over normal laws, derived in tails/agreement.py"
+                "union bound over normal laws, derived in tails/proxy_agreement.py"
                 + ("" if gaussian else "; Gaussian tokens in the place of those drawn"),
             ),
         ),

@@ -68,7 +68,7 @@ def joint_small_ball(
         f"{BERRY_ESSEEN_SOURCE}; {ERDOS_SOURCE}",
     )
     if gaussian:
-        derived = "derived in tails/joint_small_ball.py, after Anderson 1955"
+        derived = "derived in tails/joint_log_odds.py, after Anderson 1955"
         bounds = (
             Bound("at most", above / n, True, chance, derived),
             Bound(
@@ -80,7 +80,7 @@ def joint_small_ball(
             ),
         )
     else:
-        central = "central limit, up to a constant; derived in tails/joint_small_ball.py"
+        central = "central limit, up to a constant; derived in tails/joint_log_odds.py"
         bounds = (marginal, Bound("about", above / n, False, chance, central))
     return count_tail(
         "joint small ball",

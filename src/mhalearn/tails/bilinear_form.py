@@ -26,7 +26,7 @@ from mhalearn.tails.tokens import Heads, Inputs, draw_tokens, find_theta, name_i
 
 _SOURCE = (
     "Hanson & Wright 1971, for two independent tokens with constants derived in "
-    "tails/hanson_wright.py; sub-gamma tail: Boucheron, Lugosi & Massart 2013, section 2.4"
+    "tails/bilinear_form.py; sub-gamma tail: Boucheron, Lugosi & Massart 2013, section 2.4"
 )
 
 
