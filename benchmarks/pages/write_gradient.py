@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from benchmarks import DOCS, RESULTS
 from benchmarks.gradient import LEARNED, PARTED, STEPS, TOGETHER, Cell, panels
 from benchmarks.pages.picture import picture
+from benchmarks.pages.prose import reflow
 
 OUT = DOCS / "gradient.md"
 COLOURS = {2: "#1b6ca8", 4: "#5a9e4b", 6: "#e07b39"}
@@ -45,7 +46,8 @@ most {steps} steps. Of those that have not, the stuck ones lost less than 1 % of
 last quarter of the steps; the others were still falling. Each cell has {starts} starts, each with a
 teacher of its own; intervals are Clopper and Pearson's, of 95 %. Unless said otherwise d = {d},
 k = {k}, ||Θ|| = {scale:g}, a student as wide as the teacher, starts of {start:g} times the
-teacher's size, and {ratio:g} times as many examples as the counting limit. Run on: {machine}.
+teacher's size, and {ratio:g} times as many examples as the counting limit.
+Run on: {machine}.
 
 """
 
@@ -107,7 +109,7 @@ def draw_learned(runs: list[dict]) -> None:
             axes.set_ylim(-0.03, 1.03)
         for axes in grid[:, 0]:
             axes.set_ylabel("share of starts that learn")
-        grid[0, 0].legend(frameon=False, fontsize=8, loc="lower right")
+        grid[0, 2].legend(frameon=False, fontsize=8, loc="lower right")
 
 
 def draw_curves(runs: list[dict]) -> None:
@@ -144,7 +146,10 @@ def times(run: dict) -> list[float]:
 
 def median(values: list) -> str:
     known = [value for value in values if value is not None]
-    return f"{np.median(known):.2g}" if known else "-"
+    if not known:
+        return "-"
+    middle = float(np.median(known))
+    return f"{middle:.0f}" if middle >= 10 else f"{middle:.2g}"
 
 
 def share_row(name: str, run: dict) -> str:
@@ -213,17 +218,19 @@ def main() -> None:
     runs = read()
     base = Cell(2)
     machines = ", ".join(dict.fromkeys(run["machine"] for run in runs))
-    text = INTRO + RULES.format(
-        rule=RULE,
-        learned=LEARNED,
-        steps=STEPS,
-        starts=runs[0]["starts"],
-        d=base.d,
-        k=base.k,
-        scale=base.scale,
-        start=base.start,
-        ratio=base.ratio,
-        machine=machines,
+    text = INTRO + reflow(
+        RULES.format(
+            rule=RULE,
+            learned=LEARNED,
+            steps=STEPS,
+            starts=runs[0]["starts"],
+            d=base.d,
+            k=base.k,
+            scale=base.scale,
+            start=base.start,
+            ratio=base.ratio,
+            machine=machines,
+        )
     )
     text += "## How often it learns\n\n"
     text += "![Share of starts that learn](images/gradient_learned.svg)\n\n"
@@ -247,9 +254,9 @@ teacher's mean. Two heads that start exactly alike (apart by 0) stay so for ever
     if missing > 0:
         text += f"\n{missing} cells of the grid are not measured yet.\n"
     OUT.write_text(text)
-    draw_learned(runs)
-    draw_curves(runs)
 
 
 if __name__ == "__main__":
     main()
+    draw_learned(read())
+    draw_curves(read())
