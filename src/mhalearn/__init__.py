@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mhalearn._runtime.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from mhalearn import tails
     from mhalearn.data import Examples, load_examples
     from mhalearn.data.inputs import sample_inputs
     from mhalearn.estimator import AttentionRegressor
@@ -51,6 +52,9 @@ _HOMES = {
     "write_report": "report",
 }
 
+# Rooms that are used by their own name: `mhalearn.tails.table(layer, k=4)`.
+_ROOMS = ("tails",)
+
 __all__ = [
     "Architecture",
     "AttentionLayer",
@@ -72,12 +76,15 @@ __all__ = [
     "load_layer",
     "random_layer",
     "sample_inputs",
+    "tails",
     "to_torch",
     "write_report",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"mhalearn.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'mhalearn' has no attribute {name!r}")
     value = getattr(import_module(f"mhalearn.{_HOMES[name]}"), name)

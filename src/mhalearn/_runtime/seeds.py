@@ -42,6 +42,7 @@ class Stream(enum.IntEnum):
     POSITIONS = 0x9051
     CONSTANTS = 0xC057
     BODY_EIGENVECTORS = 0xB0D1
+    TAILS = 0x7A115
 
 
 def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:
