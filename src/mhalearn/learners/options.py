@@ -235,7 +235,7 @@ class Constants:
     robust_shrink: float = 0.8
     rounds: tuple[int, int] = (1, 2)
     queried_rows: int = 2
-    largest_queried: int = 24
+    largest_queried: int = 16
     widest_angle: float = 0.5
     facets: float = 2.0
     bisections: int = 40

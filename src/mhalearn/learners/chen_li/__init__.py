@@ -8,6 +8,7 @@ from mhalearn.learners.chen_li.body_shape import BodyShape, fit_shape
 from mhalearn.learners.chen_li.breakdown import Breakdown
 from mhalearn.learners.chen_li.decode import decode_patterns, decode_rows
 from mhalearn.learners.chen_li.epsilon_net import bound_error, literal_net
+from mhalearn.learners.chen_li.input_distribution import from_whitened, to_whitened
 from mhalearn.learners.chen_li.learner import learn_chen_li, run, run_phases
 from mhalearn.learners.chen_li.phase1_crude_sum import estimate_projection_sum, paper_sum
 from mhalearn.learners.chen_li.phase2_body import ConvexBody, HullBody, sculpt_body, sculpt_within
@@ -45,6 +46,7 @@ __all__ = [
     "exact",
     "exact_span",
     "fit_shape",
+    "from_whitened",
     "large_margin_rows",
     "learn_chen_li",
     "literal_net",
@@ -61,4 +63,5 @@ __all__ = [
     "span_angle",
     "span_by_membership",
     "span_by_queries",
+    "to_whitened",
 ]

@@ -25,8 +25,8 @@ from mhalearn.learners.chen_li.task import Task
 from mhalearn.learners.options import Constants
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
-# An iterate is better if it has at most this part of the error; two in a row that are not end it.
-_BETTER, _PATIENCE = 0.7, 2
+# An iterate is better if it has at most this part of the error; three in a row that are not end it.
+_BETTER, _PATIENCE = 0.9, 3
 # Relative squared error at which nothing but rounding is left.
 _ROUNDING = 1e-28
 

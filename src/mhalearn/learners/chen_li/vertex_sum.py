@@ -54,7 +54,7 @@ def find_vertices(
 def score_by_vertices(
     examples: Examples, total: Float64, constants: Constants, *, watch: Watcher | None = None
 ) -> float:
-    """Mean log distance of the nearest rows, over their images' length: the lower, the better a sum.
+    """Mean log distance of the nearest rows, over their images' length; lower for better sums.
 
     With the true sum saturated rows are as near as they are saturated, with a wrong one as far as
     it is wrong, so that scale and direction both tell.
