@@ -2,7 +2,7 @@
 
     python benchmarks/phases.py decode               every line of the table, ten seeds each
     python benchmarks/phases.py literal noise ...    some of the studies
-        --workers 8                                  cells side by side, two cores each
+        --workers 8                                  cells side by side, which share the cores
         --lines 0 3 --seeds 2 --budget 500 --out F   fewer cells, or until so many seconds have gone
 
 A cell that is in the JSON is not measured again. The truth is used here, and only here, to measure.
@@ -305,7 +305,7 @@ def main() -> None:
     every = sorted(os.sched_getaffinity(0))
     workers = []
     for number in range(options.workers):
-        cores = every[2 * number : 2 * number + 2] if options.workers > 1 else None
+        cores = every[number :: options.workers] if options.workers > 1 else None
         workers.append(
             method.Process(target=_work, args=(waiting, results, cores, deadline), daemon=True)
         )
@@ -317,7 +317,7 @@ def main() -> None:
         except queue.Empty:
             continue
         left -= 1
-        records.append(record | {"commit": code, "cores": 2 if options.workers > 1 else len(every)})
+        records.append(record | {"commit": code, "cores": len(every) // options.workers})
         records.sort(key=lambda one: (one["study"], one["line"], one["seed"]))
         options.out.parent.mkdir(exist_ok=True)
         options.out.write_text(json.dumps(records, indent=1) + "\n")

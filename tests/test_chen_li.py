@@ -276,11 +276,12 @@ def test_breakdowns_name_the_phase_and_the_number(truth):
         run(cancelling, n=20_000)
 
 
-def test_flat_attention_is_not_confirmed_by_the_programme():
-    flat = mha.random_layer(n_heads=HEADS, d=D, scale=1e-3, seed=3)
-    examples = mha.Examples.from_callable(flat, "boolean", n=N, k=K, d=D)
+def test_flat_attention_certifies_no_pair(truth):
+    """All tokens weigh a third: with the exact sum no pair carries a row, and nothing is guessed."""
+    flat = truth.replace(theta=1e-3 * truth.theta)
+    examples = mha.Examples.from_callable(flat, "boolean", n=2000, k=K, d=D)
     with pytest.raises(Breakdown, match=r"confirmed|certify"):
-        run_phases(examples, HEADS, Run())
+        chen_li.run(examples, HEADS, start=chen_li.exact(flat).before(2))
 
 
 def test_a_breakdown_is_an_outcome_and_what_is_not_modelled_is_refused(truth):
