@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 
 import mhalearn as mha
 from mhalearn.layer.dense import Dense
-from mhalearn.learners import ChenLiOptions, Constants
+from mhalearn.learners import ChenLiOptions, Constants, chen_li
 from mhalearn.learners.chen_li import Breakdown, learn_chen_li, run_phases
 from mhalearn.learners.chen_li.body_shape import fit_shape
 from mhalearn.learners.chen_li.breakdown import check_rank
@@ -277,7 +277,7 @@ def test_breakdowns_name_the_phase_and_the_number(truth):
 
 
 def test_flat_attention_certifies_no_pair(truth):
-    """All tokens weigh a third: with the exact sum no pair carries a row, and nothing is guessed."""
+    """All tokens weigh a third: with the exact sum no pair carries a row."""
     flat = truth.replace(theta=1e-3 * truth.theta)
     examples = mha.Examples.from_callable(flat, "boolean", n=2000, k=K, d=D)
     with pytest.raises(Breakdown, match=r"confirmed|certify"):

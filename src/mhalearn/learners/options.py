@@ -237,7 +237,7 @@ class Constants:
     queried_rows: int = 2
     largest_queried: int = 16
     widest_angle: float = 0.5
-    facets: float = 2.0
+    facets: float = 1.5
     bisections: int = 40
     turn: float = 0.02
     turned_bisections: int = 16

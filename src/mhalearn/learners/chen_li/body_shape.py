@@ -4,6 +4,7 @@ Ours, in place of the paper's programmes: phases 2 and 4 shape the body, its cen
 3's minimum-norm point, its wide directions for phase 5's queries.
 """
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,7 +107,10 @@ class _Iterative:
             return np.stack(pulled, axis=-1).reshape(vectors.shape)
 
         gram = LinearOperator((d * d, d * d), matvec=product, matmat=product, dtype=np.float64)
-        values, basis = lobpcg(gram, self._basis, largest=False, tol=1e-6, maxiter=60)
+        with warnings.catch_warnings():
+            # The wide directions converge first; the others only keep them company.
+            warnings.simplefilter("ignore", UserWarning)
+            values, basis = lobpcg(gram, self._basis, largest=False, tol=1e-6, maxiter=60)
         order = np.argsort(values)
         values, self._basis = values[order], basis[:, order]
         wide = self._basis[:, :free]

@@ -81,12 +81,12 @@ def decode_patterns(
     inverse = jnp.where(regular[:, None], 1 / jnp.maximum(values, 1e-300), 0.0)
     onto = jnp.einsum("bre,bae,bac->brc", apart, design, basis)
     found = jnp.einsum("brc,bc,bac->bra", onto, inverse, basis)
-    left = jnp.sum(apart**2, axis=-1) - jnp.sum(onto**2 * inverse[:, None], axis=-1)
+    left = jnp.sum((apart - jnp.einsum("bra,bae->bre", found, design)) ** 2, axis=-1)
     variance = jnp.einsum("bac,bc->ba", basis**2, inverse).reshape(b, m, k - 1).max(axis=-1)
     spread = jnp.where(regular[:, None], jnp.sqrt(variance), jnp.inf)
     first = found.reshape(b, k, m, k - 1)
     p = jnp.concatenate([first, 1 - first.sum(axis=-1, keepdims=True)], axis=-1)
-    return p, spread, jnp.maximum(left, 0.0)
+    return p, spread, left
 
 
 @partial(jax.jit, static_argnames="rule")

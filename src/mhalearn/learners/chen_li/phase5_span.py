@@ -100,7 +100,7 @@ def span_by_membership(
             queries += len(rays)
         return (low + high) / 2
 
-    energy, basis = np.zeros((size, size)), np.eye(size)
+    energy, basis, thin = np.zeros((size, size)), np.eye(size), farthest
     for met in range(round(constants.facets * size)):
         # Orthogonal to all normals while there are such directions, then nearly so.
         open_ = max(size - met, free)
@@ -110,11 +110,14 @@ def span_by_membership(
         reach = float(bisect(ray[None], start, end, constants.bisections)[0])
         if not 0 < reach < 0.99 * farthest:
             continue
-        # On the facet a (x - inside) = 1 a ray r ends at 1 / <a, r>.
-        turned = ray + constants.turn * np.eye(size)
+        thin = min(thin, reach)
+        # On the facet a (x - inside) = 1 a ray r ends at 1 / <a, r>. A long ray meets its facet at
+        # a small angle, and is turned less.
+        turn = constants.turn * thin / reach
+        turned = ray + turn * np.eye(size)
         low, high = np.full(size, reach / (1 + _BRACKET)), np.full(size, reach * (1 + _BRACKET))
         ends = bisect(turned, low, high, constants.turned_bisections)
-        normal = (1 / ends - 1 / reach) / constants.turn
+        normal = (1 / ends - 1 / reach) / turn
         energy += np.outer(normal, normal)
         basis = np.linalg.eigh(energy)[1].T
     wide = basis[:free].reshape(-1, *inside.shape)
