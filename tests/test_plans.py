@@ -131,6 +131,23 @@ def test_every_row_that_the_programme_accepts_is_certified_and_no_other(truth, e
     assert found == expected
 
 
+def test_least_squares_over_the_simplex_equal_an_independent_solver(truth, examples):
+    from scipy.optimize import nnls
+
+    x, y, _ = examples.subset(slice(0, 40)).arrays()
+    total = truth.w.sum(axis=0)
+    found = chen_li.fit_simplex(x.astype(float), y[:, 0], total).attention
+    for p, tokens, label in zip(found, x.astype(float), y[:, 0], strict=True):
+        heavy = 1e4  # the sum of the weights as one more equation
+        images = np.vstack([(tokens @ total).T, heavy * np.ones(K)])
+        other, _ = nnls(images, np.append(label, heavy))
+        assert np.abs(p - other).max() < 1e-4 or np.isclose(
+            np.linalg.norm(label - p @ tokens @ total),
+            np.linalg.norm(label - other @ tokens @ total),
+            rtol=1e-5,
+        )
+
+
 def test_membership_queries_alone_find_the_span_of_a_known_body():
     rng = np.random.default_rng(0)
     d, heads = 3, 3

@@ -161,7 +161,8 @@ class Constants:
     worst_score: of the screen, above which a row is not worth certifying.
     on_pair: weight that the linear programme must leave on the screened pair for a row to count.
     reweightings: of the rows by how far they disagree with the body's shape.
-    largest_dense: features up to which the constraints' Gram matrix is formed.
+    largest_dense: features up to which the constraints' Gram matrix is formed, and screened rows
+        are confirmed by linear programmes; beyond, by least squares over the simplex.
     epsilon: of the literal plan, with the crude sum and with each refined one: the residual, as a
         share of the label, that certifies a row. tolerance: the error of its weights that the body
         allows for, in the same rounds: small where the body serves to find a proxy, which slack

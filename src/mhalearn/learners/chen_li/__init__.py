@@ -12,7 +12,7 @@ from mhalearn.learners.chen_li.input_distribution import from_whitened, to_white
 from mhalearn.learners.chen_li.learner import learn_chen_li, run, run_phases
 from mhalearn.learners.chen_li.phase1_crude_sum import estimate_projection_sum, paper_sum
 from mhalearn.learners.chen_li.phase2_body import ConvexBody, HullBody, sculpt_body, sculpt_within
-from mhalearn.learners.chen_li.phase2_certification import certify_rows, screen_pairs
+from mhalearn.learners.chen_li.phase2_certification import certify_rows, fit_simplex, screen_pairs
 from mhalearn.learners.chen_li.phase2_every_row import certify_every_row
 from mhalearn.learners.chen_li.phase3_refined_sum import large_margin_rows, refine_projection_sum
 from mhalearn.learners.chen_li.phase5_span import span_by_membership, span_by_queries
@@ -46,6 +46,7 @@ __all__ = [
     "exact",
     "exact_span",
     "fit_shape",
+    "fit_simplex",
     "from_whitened",
     "large_margin_rows",
     "learn_chen_li",

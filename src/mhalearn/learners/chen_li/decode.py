@@ -234,11 +234,11 @@ def _iterate(
         w, used = _fit_w(theta, fit.data), float(share)
         errors.append(measure(theta, w))
         run.emit("decode", step, errors[-1])
-        if not np.isfinite(errors[-1]):
-            break
         waited = 0 if errors[-1] < _BETTER * best[0] else waited + 1
         if errors[-1] < best[0]:
             best = (errors[-1], theta, w)
+        if not np.isfinite(errors[-1]):
+            _, theta, w = best
     layer = fit.layer(np.asarray(best[1]), np.asarray(best[2]))
     return Decoded(layer, best[0], np.array(errors), used, fit.rows // fit.k)
 

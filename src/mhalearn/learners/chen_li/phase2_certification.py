@@ -25,6 +25,7 @@ from mhalearn.learners.chen_li.streaming import Lowest, Watcher, walk
 from mhalearn.learners.options import Constants
 
 _PROGRAMMES_AT_ONCE = 256
+_ROWS_AT_ONCE, _PROJECTED_STEPS = 8192, 400
 _DEFAULTS = Constants()
 
 
@@ -195,6 +196,45 @@ def certify_rows(
         left = labels[part] - np.einsum("ck,cke->ce", attention[part], images[part])
         residual[part] = np.abs(left).sum(axis=1)
     return Certification(attention, residual)
+
+
+@jax.jit
+def _simplex_weights(images: Float[Array, "c k e"], labels: Float[Array, "c e"]) -> Array:
+    """argmin |y - p V|^2 over probability vectors, by accelerated projected gradients."""
+    gram = jnp.einsum("cae,cbe->cab", images, images)
+    onto = jnp.einsum("cae,ce->ca", images, labels)
+    step = 1 / jnp.maximum(jnp.trace(gram, axis1=1, axis2=2), 1e-300)[:, None]
+    k = images.shape[1]
+
+    def project(v: Array) -> Array:
+        descending = -jnp.sort(-v, axis=-1)
+        excess = (jnp.cumsum(descending, axis=-1) - 1) / jnp.arange(1, k + 1)
+        last = jnp.sum(descending > excess, axis=-1, keepdims=True) - 1
+        return jnp.maximum(v - jnp.take_along_axis(excess, last, axis=-1), 0.0)
+
+    def move(step_number: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        p, ahead = state
+        moved = project(ahead - step * (jnp.einsum("cab,cb->ca", gram, ahead) - onto))
+        push = step_number / (step_number + 3.0)
+        return moved, moved + push * (moved - p)
+
+    start = jnp.full(onto.shape, 1 / k)
+    return jax.lax.fori_loop(0, _PROJECTED_STEPS, move, (start, start))[0]
+
+
+@in_float64
+def fit_simplex(tokens: Float64, labels: Float64, total: Float64) -> Certification:
+    """As `certify_rows`, in the l2 norm, for many rows with long labels.
+
+    Source: ours. Cost: O(c k e) and k^2 a step. Trust: solved to six digits or so.
+    """
+    found = []
+    for start in range(0, len(tokens), _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        found.append(np.asarray(_simplex_weights(tokens[part] @ total, labels[part])))
+    attention = np.concatenate(found) if found else np.zeros(tokens.shape[:2])
+    left = labels - np.einsum("ck,ckd->cd", attention, tokens) @ total
+    return Certification(attention, np.abs(left).sum(axis=1))
 
 
 def _solve_programmes(images: Float64, labels: Float64, upper: Float64) -> Float64:

@@ -16,7 +16,12 @@ from mhalearn.learners.chen_li.events import certification_stage, emit_rows, war
 from mhalearn.learners.chen_li.net_steps import literal_net_step, search_net_step
 from mhalearn.learners.chen_li.phase1_crude_sum import CrudeSum, estimate_projection_sum, paper_sum
 from mhalearn.learners.chen_li.phase2_body import ConvexBody, sculpt_body, sculpt_within
-from mhalearn.learners.chen_li.phase2_certification import CertifiedRows, certify_rows, screen_pairs
+from mhalearn.learners.chen_li.phase2_certification import (
+    CertifiedRows,
+    certify_rows,
+    fit_simplex,
+    screen_pairs,
+)
 from mhalearn.learners.chen_li.phase2_every_row import certify_every_row
 from mhalearn.learners.chen_li.phase3_refined_sum import (
     RefinedSum,
@@ -97,7 +102,9 @@ def certify_and_confirm(task: Task, total: Float64, round_: int = 0) -> Certifie
         worst = constants.worst_score
         usable = rows.select(rows.score <= worst)
         check_rows(len(usable), f"certify at score {worst:g}", d, round_, constants)
-        programme = certify_rows(usable.tokens, usable.labels, total)
+        # A linear programme of long labels takes long, and false rows are rare among them.
+        certify = certify_rows if d <= constants.largest_dense else fit_simplex
+        programme = certify(usable.tokens, usable.labels, total)
         return replace(usable, attention=programme.attention, residual=programme.residual)
 
     solved = task.once(CertifiedRows, f"certified rows {round_}", solve)
@@ -157,6 +164,11 @@ def _refine(task: Task, body: Any, total: Float64, round_: int, *, robust: bool)
 # Phase 5.
 
 
+def _span_of_eigenvectors(task: Task, body: Any, rows: CertifiedRows | None, heads: int) -> Span:
+    """The eigenvectors' span; what decoding makes of it is the check."""
+    return Span(body.proxy, body.wide)
+
+
 def _span_of_shape(task: Task, body: Any, rows: CertifiedRows | None, heads: int) -> Span:
     """The eigenvectors' span, and its angle to that by queries to a body of the same rows."""
     constants, d = task.constants, task.d
@@ -203,7 +215,7 @@ PRACTICAL = Plan(
     span=_span_of_shape,
     net=search_net_step,
 )
-DECODE = replace(PRACTICAL, name="decode", decode=decode_rows)
+DECODE = replace(PRACTICAL, name="decode", span=_span_of_eigenvectors, decode=decode_rows)
 LITERAL = Plan(
     name="literal",
     crude_sum=_paper_sum,
