@@ -5,7 +5,7 @@ way of meeting facets, is ours. Beside it, by linear optimisation (`span_by_quer
 too; the eigenvectors of `body_shape.py` are a third way.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,12 +20,14 @@ _DEFAULTS = Constants()
 _BRACKET = 0.25
 
 
+@runtime_checkable
 class MembershipOracle(Protocol):
     """A body that answers whether matrices (s, d, d) are in it."""
 
     def contains(self, thetas: Float64) -> np.ndarray: ...
 
 
+@runtime_checkable
 class OptimisationOracle(Protocol):
     """A body that tells its minimum-norm point and its farthest point in a direction."""
 
