@@ -197,14 +197,14 @@ def run_phases(
 
 
 def _is_sculpted(start: Phases) -> bool:
-    """Whether phase 4 is behind a start, in however many rounds: there is a body of its last sum."""
+    """Whether phase 4 is behind a start, in however many rounds: its last sum has a body."""
     return start.span is not None or len(start.bodies) > len(start.sums) > 0
 
 
 def _say_chained(between: float) -> str:
     return (
-        f"neighbouring tokens correlate, by {between:.2f} in one feature, so that a label shows the "
-        "sum of the projections less"
+        f"neighbouring tokens correlate, by {between:.2f} in one feature, so that a label shows "
+        "the sum of the projections less"
     )
 
 
