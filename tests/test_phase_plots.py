@@ -71,7 +71,7 @@ def test_there_is_a_figure_for_each_phase_in_order(phases, truth):
     assert list(chen_li.plot(phases)) == list(chen_li.plot(phases, truth)) == ALL
 
 
-@pytest.mark.parametrize(("phase", "left"), [(2, 1), (3, 2), (5, 4), (6, 5), (7, 6)])
+@pytest.mark.parametrize(("phase", "left"), [(2, 1), (3, 2), (4, 3), (5, 4), (6, 5), (7, 6)])
 def test_phases_that_did_not_run_are_left_out(phases, truth, phase, left):
     assert list(chen_li.plot(phases.before(phase), truth)) == ALL[:left]
 
@@ -168,6 +168,22 @@ def test_a_literal_net_shows_its_bound_and_few_of_its_points(phases):
     assert candidates.get_ydata()[[0, -1]] == pytest.approx(errors[[0, -1]])
     assert bound.get_ydata()[0] == stated.bound
     assert bound.get_label() == "bound (95%)"
+
+
+def test_rows_of_a_run_that_began_at_phase_3_are_those_of_phase_4(phases, truth):
+    """An exact start has a body and no rows."""
+    begun = replace(phases, rows=phases.rows[:1])
+    drawn = chen_li.plot(begun, truth)
+    assert titles(drawn["phase 2"]) == ["distance from the body"]
+    assert titles(drawn["phase 4"])[0] == "score"
+
+
+def test_a_body_of_ones_own_needs_a_proxy_alone(phases, truth):
+    class Point:
+        proxy = np.eye(D)
+
+    drawn = chen_li.plot(replace(phases, bodies=(Point(), Point())), truth)
+    assert titles(drawn["phase 4"]) == ["score", "log-odds error over score", "precision"]
 
 
 def test_another_layer_is_refused(phases):

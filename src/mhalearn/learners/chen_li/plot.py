@@ -13,7 +13,7 @@ from mhalearn.learners.chen_li.input_distribution import to_whitened
 from mhalearn.learners.chen_li.panels import Curve, Lines, Named, Panel
 from mhalearn.learners.chen_li.phase2_body import ConvexBody
 from mhalearn.learners.chen_li.phase2_certification import CertifiedRows
-from mhalearn.learners.chen_li.phases import Body, Phases
+from mhalearn.learners.chen_li.phases import Phases
 from mhalearn.learners.chen_li.span import Span, exact_span, span_angle
 
 # Points of a curve: more are not seen, and make a file large.
@@ -118,8 +118,8 @@ def _refined_sum(phases: Phases, truth: AttentionLayer | None) -> list[Panel]:
 def _proxy_products(phases: Phases, truth: AttentionLayer) -> Panel:
     """Of the minimum-norm point of the hull they are one, of every head."""
     entries = []
-    for round_ in range(len(phases.sums)):
-        proxy = phases.bodies[round_].proxy
+    for round_, body in enumerate(phases.bodies[: len(phases.sums)]):
+        proxy = body.proxy
         along = np.einsum("mde,de->m", truth.theta, proxy) / np.sum(proxy**2)
         entries += [(f"head {i + 1}", _name(round_), float(one)) for i, one in enumerate(along)]
     return Named("<proxy, head> / |proxy|\N{SUPERSCRIPT TWO}", tuple(entries), level=1.0)
@@ -131,32 +131,34 @@ def _proxy_products(phases: Phases, truth: AttentionLayer) -> Panel:
 def _rows_and_body(
     phases: Phases, truth: AttentionLayer | None, rounds: Sequence[int]
 ) -> list[Panel]:
-    known = [round_ for round_ in rounds if round_ < len(phases.rows)]
+    # A start may have bodies and no rows; those that a run adds come last.
+    without = len(phases.bodies) - len(phases.rows)
+    rows = {r: phases.rows[r - without] for r in rounds if without <= r < len(phases.bodies)}
     panels: list[Panel] = []
-    if known:
-        scores = [_ranked(_name(r), np.sort(phases.rows[r].score)) for r in known]
+    if rows:
+        scores = [_ranked(_name(r), np.sort(found.score)) for r, found in rows.items()]
         panels.append(Lines("score", "share of the rows", tuple(scores), log="y"))
-        body = phases.bodies[known[-1]]
-        panels.append(_constraint_errors(phases.rows[known[-1]], body, truth))
+        last = max(rows)
+        panels.append(_constraint_errors(rows[last], phases.bodies[last], truth))
     if truth is None:
         return panels
-    if known:
-        precision = [_ranked(_name(r), _precision(phases.rows[r], truth.theta)) for r in known]
-        panels.append(
-            Lines("precision", "share of the rows, best first", tuple(precision), top=1.0)
-        )
+    if rows:
+        precision = [_ranked(_name(r), _precision(one, truth.theta)) for r, one in rows.items()]
+        axis = "share of the rows, best first"
+        panels.append(Lines("precision", axis, tuple(precision), top=1.0))
     distances = [
-        (f"head {i + 1}", _name(round_), _distance(phases.bodies[round_], theta))
-        for round_ in rounds
-        if round_ < len(phases.bodies)
+        (f"head {i + 1}", _name(r), distance)
+        for r in rounds
+        if r < len(phases.bodies)
         for i, theta in enumerate(truth.theta)
+        if (distance := _distance(phases.bodies[r], theta)) is not None
     ]
     if distances:
         panels.append(Named("distance from the body", tuple(distances), log=True))
     return panels
 
 
-def _constraint_errors(rows: CertifiedRows, body: Body, truth: AttentionLayer | None) -> Panel:
+def _constraint_errors(rows: CertifiedRows, body: Any, truth: AttentionLayer | None) -> Panel:
     """How far a point is from satisfying each row, in units of the row's score: that of the proxy,
     and with the truth those of the heads. Below one it is in the literal plan's body."""
     points = {"proxy": body.proxy}
@@ -188,12 +190,15 @@ def _log_odds_errors(rows: CertifiedRows, theta: Float64) -> Float64:
     return np.abs(applied - rows.log_odds)
 
 
-def _distance(body: Body, theta: Float64) -> float:
+def _distance(body: Any, theta: Float64) -> float | None:
     """From the nearest point of a body of constraints, which may be violated at their price, or
-    from the affine hull of the proxy and the wide directions; over the head's norm."""
+    from the affine hull of the proxy and the wide directions; over the head's norm. None of a body
+    that has neither."""
     if isinstance(body, ConvexBody):
         around = replace(body, offsets=-body.errors(theta))
         apart = around.minimum_norm_point()
+    elif not hasattr(body, "wide"):
+        return None
     else:
         apart = theta - body.proxy
         apart = apart - np.einsum("wde,wab,ab->de", body.wide, body.wide, apart)
