@@ -8,6 +8,7 @@ import pytest
 from scipy.optimize import linprog
 
 import mhalearn as mha
+from mhalearn import cli
 from mhalearn._runtime.programs import float64
 from mhalearn.data import Examples
 from mhalearn.layer.batches import make_chunk
@@ -320,6 +321,18 @@ def test_plans_that_mean_nothing_are_refused(examples):
     with pytest.raises(ValueError, match="pass one of them"):
         find_options(sculpt, ChenLiOptions(plan="literal"), "decode")
     assert find_options(sculpt, None, "literal") == ChenLiOptions(plan="literal")
+
+
+def test_the_command_line_takes_a_plan(examples, tmp_path, capsys):
+    path = tmp_path / "examples.safetensors"
+    examples.subset(slice(0, 200)).save(path)
+    assert cli.run(["learn", str(path), "--plan", "decode"]) == 2
+    assert "--method sculpt" in capsys.readouterr().err
+    assert cli.run(["learn", str(path), "--method", "sculpt", "--plan", "best"]) == 2
+    assert "practical, literal, decode" in capsys.readouterr().err
+    asked = ["learn", str(path), "--heads", "2", "--method", "sculpt", "--plan", "decode"]
+    assert cli.run([*asked, "--json"]) == 3  # too few rows certify
+    assert '"STUCK"' in capsys.readouterr().out
 
 
 # Distributions

@@ -150,6 +150,8 @@ def _table(
 
 
 def _middle(values: Sequence[float]) -> str:
+    if not values:
+        return number(None)
     quarter = len(values) // 4
     return f"{values[quarter]:.2f}\N{EN DASH}{values[-1 - quarter]:.2f}"
 

@@ -19,6 +19,7 @@ from mhalearn.learners.chen_li.phase5_span import span_by_membership, span_by_qu
 from mhalearn.learners.chen_li.phase6_net import search_net
 from mhalearn.learners.chen_li.phases import Phases, exact, load_phases
 from mhalearn.learners.chen_li.plans import DECODE, LITERAL, PRACTICAL, Plan
+from mhalearn.learners.chen_li.plot import plot
 from mhalearn.learners.chen_li.span import Span, exact_span, span_angle
 from mhalearn.learners.chen_li.task import Task
 from mhalearn.learners.chen_li.vertex_sum import refine_by_vertices
@@ -53,6 +54,7 @@ __all__ = [
     "literal_net",
     "load_phases",
     "paper_sum",
+    "plot",
     "refine_by_vertices",
     "refine_projection_sum",
     "run",

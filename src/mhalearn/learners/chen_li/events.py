@@ -77,6 +77,7 @@ def emit_rows(
 ) -> None:
     """Scores and weights of the screened rows, best first, and how many the programme confirmed."""
     certified = len(confirmed)
+    ranked = confirmed.score if certified else screened.score
     run.emit(
         certification_stage(round_),
         detail=f"{certified} rows certified of {len(screened)} screened",
@@ -84,7 +85,7 @@ def emit_rows(
         screened=len(screened),
         certified=certified,
         frequency=certified / (examples.n * examples.k),
-        median_score=float(np.median(confirmed.score if certified else screened.score)),
+        median_score=float(np.median(ranked)) if len(ranked) else None,
         scores=quantiles(screened.score),
         weights=quantiles(screened.weight),
     )

@@ -91,7 +91,9 @@ def certify_every_row(
     solved = certify_rows(x_, y_, total)
     left = y_ - np.einsum("ck,ckd->cd", solved.attention, x_) @ total
     share = np.linalg.norm(left, axis=1) / np.maximum(np.linalg.norm(y_, axis=1), 1e-300)
-    certified = np.flatnonzero(share <= epsilon)
+    # Rows on one token leave least and constrain nothing: they must not take others' places.
+    shared = np.sum(solved.attention >= constants.support, axis=1) > 1
+    certified = np.flatnonzero((share <= epsilon) & shared)
     certified = certified[np.argsort(share[certified], kind="stable")]
     certified = certified[: constants.most_rows * examples.d**2]
     return _constraints(

@@ -35,7 +35,7 @@ class Phases:
     plan: str = ""
     crude: CrudeSum | None = None  # phase 1
     rows: tuple[CertifiedRows, ...] = ()  # phase 2, then 4: with the crude sum, with each refined
-    bodies: tuple[Body, ...] = ()  # from these rows
+    bodies: tuple[Body | Any, ...] = ()  # from these rows; a plan's own may be of any kind
     sums: tuple[RefinedSum, ...] = ()  # phase 3
     span: Span | None = None  # phase 5
     net: NetResult | None = None  # phase 6
