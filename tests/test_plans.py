@@ -13,6 +13,7 @@ from mhalearn._runtime.programs import float64
 from mhalearn.data import Examples
 from mhalearn.layer.batches import make_chunk
 from mhalearn.learners import ChenLiOptions, Constants, chen_li
+from mhalearn.learners.chen_li import decode
 from mhalearn.learners.chen_li.epsilon_net import net_points
 from mhalearn.learners.chen_li.input_distribution import whiten_tokens
 from mhalearn.learners.chen_li.phase1_crude_sum import correlate, take_moments
@@ -61,6 +62,19 @@ def test_decoded_patterns_are_the_heads_own(truth):
     assert np.abs(np.asarray(p)[1:] - exact[1:]).max() < 1e-9
     assert np.isinf(np.asarray(spread)[0]).all()
     assert np.asarray(left)[1:].max() < 1e-20
+
+
+def test_small_gram_matrices_are_inverted_and_singular_ones_told():
+    rng = np.random.default_rng(0)
+    factors = rng.normal(size=(5, 6, 9))
+    factors[2, 4] = factors[2, 1]
+    matrices = 100 * np.einsum("bad,bcd->bac", factors, factors)
+    with float64():
+        inverse, regular = decode._invert(jnp.asarray(matrices))
+    assert np.asarray(regular).tolist() == [True, True, False, True, True]
+    for place in (0, 1, 3, 4):
+        assert np.allclose(inverse[place], np.linalg.inv(matrices[place]), rtol=1e-8)
+    assert not np.asarray(inverse[2]).any()
 
 
 def test_decoding_takes_the_phases_to_rounding_before_polish(truth, decoded):

@@ -27,6 +27,8 @@ from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 # An iterate is better if it has at most this part of the error; three in a row that are not end it.
 _BETTER, _PATIENCE = 0.9, 3
+# Pivot of a design, over its longest image's square, below which its images are not independent.
+_SINGULAR = 1e-10
 # Relative squared error at which nothing but rounding is left.
 _ROUNDING = 1e-28
 
@@ -75,18 +77,41 @@ def decode_patterns(
     images = jnp.einsum("bjd,mde->bmje", chunk.tokens, w)
     design = (images[:, :, :-1] - images[:, :, -1:]).reshape(b, m * (k - 1), -1)
     apart = chunk.labels - images[:, :, -1].sum(axis=1)[:, None]
-    inner = jnp.einsum("bae,bce->bac", design, design)
-    values, basis = jnp.linalg.eigh(inner)
-    regular = values[:, 0] > 1e-11 * values[:, -1]
-    inverse = jnp.where(regular[:, None], 1 / jnp.maximum(values, 1e-300), 0.0)
-    onto = jnp.einsum("bre,bae,bac->brc", apart, design, basis)
-    found = jnp.einsum("brc,bc,bac->bra", onto, inverse, basis)
+    inverse, regular = _invert(jnp.einsum("bae,bce->bac", design, design))
+    onto = jnp.einsum("bre,bae->bra", apart, design)
+    found = jnp.einsum("bra,bac->brc", onto, inverse)
     left = jnp.sum((apart - jnp.einsum("bra,bae->bre", found, design)) ** 2, axis=-1)
-    variance = jnp.einsum("bac,bc->ba", basis**2, inverse).reshape(b, m, k - 1).max(axis=-1)
-    spread = jnp.where(regular[:, None], jnp.sqrt(variance), jnp.inf)
+    variance = jnp.diagonal(inverse, axis1=1, axis2=2).reshape(b, m, k - 1).max(axis=-1)
+    spread = jnp.where(regular[:, None], jnp.sqrt(jnp.maximum(variance, 0.0)), jnp.inf)
     first = found.reshape(b, k, m, k - 1)
     p = jnp.concatenate([first, 1 - first.sum(axis=-1, keepdims=True)], axis=-1)
     return p, spread, left
+
+
+def _invert(matrices: Float[Array, "b a a"]) -> tuple[Float[Array, "b a a"], Array]:
+    """Inverses of many small Gram matrices by the sweep operator, and which of them are regular;
+    zero where one is not. Element by element, so that a singular one spoils no other."""
+    size = matrices.shape[-1]
+    scale = jnp.maximum(jnp.max(jnp.diagonal(matrices, axis1=1, axis2=2), axis=-1), 1e-300)
+
+    def sweep(place: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        a, regular = state
+        row = jax.lax.dynamic_index_in_dim(a, place, axis=1, keepdims=False)
+        pivot = jax.lax.dynamic_index_in_dim(row, place, axis=1, keepdims=False)
+        regular = regular & (pivot > _SINGULAR)
+        pivot = jnp.where(pivot > _SINGULAR, pivot, 1.0)
+        here = jnp.arange(size) == place
+        swept = a - row[:, :, None] * row[:, None, :] / pivot[:, None, None]
+        edge = row / pivot[:, None]
+        swept = jnp.where(here[:, None], edge[:, None, :], swept)
+        swept = jnp.where(here[None, :], edge[:, :, None], swept)
+        corner = here[:, None] & here[None, :]
+        return jnp.where(corner, -1 / pivot[:, None, None], swept), regular
+
+    start = (matrices / scale[:, None, None], jnp.ones(len(matrices), bool))
+    swept, regular = jax.lax.fori_loop(0, size, sweep, start)
+    inverse = -swept / scale[:, None, None]
+    return jnp.where(regular[:, None, None], inverse, 0.0), regular
 
 
 @partial(jax.jit, static_argnames="rule")
