@@ -58,6 +58,7 @@ def fitted():
 SETTINGS = {
     "n_heads": 3,
     "method": "newton",
+    "plan": None,
     "options": NewtonOptions(idle_hops=3),
     "head_dim": 2,
     "bias": True,

@@ -283,7 +283,6 @@ def test_options_are_frozen_and_every_default_is_documented(kind):
         (Constants, {"later_rows": (5, 0)}),
         (Constants, {"delta": 1.0}),
         (ChenLiOptions, {"plan": "best"}),
-        (ChenLiOptions, {"constants": 3}),
         (NewtonOptions, {"plenty": ()}),
         (Round, {"n_starts": 1, "anneal_steps": 0, "final_ridge": 1.0}),
     ],
@@ -302,6 +301,7 @@ def test_options_of_the_wrong_type_are_refused_where_nobody_checks_types():
             (LinearOptions, "ridge", "little"),
             (Constants, "net_ratios", (1.0,)),
             (Constants, "later_rows", 5),
+            (ChenLiOptions, "constants", 3),
             (NewtonOptions, "scarce", [Round(1, 4, 1e-2)]),
         ):
             try:
@@ -310,7 +310,14 @@ def test_options_of_the_wrong_type_are_refused_where_nobody_checks_types():
                 print(str(error).partition("=")[0])
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["starts", "ridge", "net_ratios", "later_rows", "scarce"]
+    assert done.stdout.split() == [
+        "starts",
+        "ridge",
+        "net_ratios",
+        "later_rows",
+        "constants",
+        "scarce",
+    ]
 
 
 def test_what_differs_from_the_defaults_is_described():

@@ -153,8 +153,9 @@ class Constants:
         below this share of the largest tell no tokens apart.
 
     Phases 2 and 4
-    first_rows: kept by the first screen, in units of d^2, the unknowns of one head: a body needs
-        `trusted_rows` d^2, and the crude sum confirms only a part of what it screens.
+    trusted_rows: that a body needs, in units of d^2, the unknowns of one head.
+    first_rows: kept by the first screen, in the same units: the crude sum confirms only a part of
+        what it screens.
     later_rows: the same with a refined sum, for up to two heads and for more: of more heads fewer
         rows are exact.
     least_weight: on a token of a screened pair: below, and above one less it, log-odds are noise.
@@ -177,7 +178,7 @@ class Constants:
     margin_rows: that refine the sum, in units of d, of the robust and of the plain fit, which bears
         no outliers and wants larger margins; its unknowns are d a column. margin_repeats: of one
         token among them, up to sign.
-    robust_steps, robust_shrink: of the robust fit, and of its scale in each.
+    robust_steps: of the robust fit; robust_shrink: of its scale in each.
     rounds: of refined sum and new certification, of the practical and of the literal plan.
 
     Phase 5
@@ -191,13 +192,14 @@ class Constants:
     Phase 6
     net_ratios: examples for the net and for its refinement, over the counting limit.
     net_starts: points of the random net; net_steps: Gauss-Newton steps from each, at most.
-    net_radius, net_spacing: of the literal net, over the proxy's norm, for two, three, four heads.
+    net_radius: of the literal net, over the proxy's norm; net_spacing: of its points, for two,
+        three and four heads.
     select: examples that choose among them, and at most a quarter of all.
     delta: probability with which the literal plan's statement about its choice may fail.
     worst_error: relative squared error on these above which the result is no layer but STUCK.
 
     Decoding
-    decoded: examples that are decoded, in units of d^2, and `decoded_least` at least.
+    decoded: examples that are decoded, in units of d^2; decoded_least: and so many at least.
     decode_steps: at most. usable: least weight of a token whose log-odds are used, and the largest
         that three standard errors of the weight may ask for; outside: how far a row's weights may
         leave the simplex, and the most that two standard errors allow.
