@@ -26,13 +26,19 @@ Panel = tuple[str, Literal["decades", "from zero"], list[tuple[str, str, Value]]
 
 
 def certification(round_: int, name: str) -> Value:
-    """A number of the certification after so many refined sums."""
-    return lambda run: run["certification"][round_][name]
+    """A number of the certification after so many refined sums; None where none was measured."""
+    return lambda run: run["certification"][round_].get(name)
 
 
 def control(name: str) -> Value:
     """A number that only the runs with controls have."""
     return lambda run: run.get("controls", {}).get(name)
+
+
+def gap(run: dict) -> float | None:
+    """Only a body that has a spectrum tells it."""
+    found = run.get("head_count_from_widths")
+    return None if found is None else found[1]
 
 
 def rows_panels(before: int | None, after: int) -> list[Panel]:
@@ -85,13 +91,13 @@ FIGURES: dict[int, list[Panel]] = {
             "decades",
             [
                 ("truth to span", FIRST, lambda run: run["span_sine"]),
-                ("span to queried span", SECOND, lambda run: run["span_by_queries_angle"]),
+                ("span to queried span", SECOND, lambda run: run.get("span_by_queries_angle")),
             ],
         ),
         (
             "largest gap of the spectrum, as a ratio",
             "decades",
-            [("gap that tells the heads", FIRST, lambda run: run["head_count_from_widths"][1])],
+            [("gap that tells the heads", FIRST, gap)],
         ),
     ],
     6: [
@@ -117,7 +123,7 @@ def draw_panel(axes: Axes, panel: Panel, runs: list[dict]) -> None:
     for place, (_, color, value) in enumerate(series):
         offset = 0.22 * (place - (len(series) - 1) / 2)
         known = [(value(run), run["line"] + offset) for run in runs]
-        found = [(x, y) for x, y in known if x is not None]
+        found = [(x, y) for x, y in known if x is not None] or [(None, None)]
         axes.plot(*zip(*found, strict=True), "o", color=color, alpha=0.55, markersize=3.5)
     if scale == "decades":
         axes.set_xscale("log")
