@@ -45,7 +45,7 @@ def rows_panels(before: int | None, after: int) -> list[Panel]:
     """Precision and recall of certified rows, and how far they are from exact."""
     shares = [
         ("precision", FIRST, certification(after, "precision")),
-        ("recall", SECOND, certification(after, "recall")),
+        ("recall", SECOND, certification(after, "recall_of_matched_rows")),
     ]
     scores = [("with this sum", FIRST, certification(after, "median_score"))]
     if before is not None:
@@ -119,11 +119,12 @@ def label(line: int) -> str:
 
 
 def draw_panel(axes: Axes, panel: Panel, runs: list[dict]) -> None:
-    title, scale, series = panel
-    for place, (_, color, value) in enumerate(series):
-        offset = 0.22 * (place - (len(series) - 1) / 2)
+    title, scale, wanted = panel
+    measured = [one for one in wanted if any(one[2](run) is not None for run in runs)]
+    for place, (_, color, value) in enumerate(measured):
+        offset = 0.22 * (place - (len(measured) - 1) / 2)
         known = [(value(run), run["line"] + offset) for run in runs]
-        found = [(x, y) for x, y in known if x is not None] or [(None, None)]
+        found = [(x, y) for x, y in known if x is not None]
         axes.plot(*zip(*found, strict=True), "o", color=color, alpha=0.55, markersize=3.5)
     if scale == "decades":
         axes.set_xscale("log")
@@ -133,10 +134,13 @@ def draw_panel(axes: Axes, panel: Panel, runs: list[dict]) -> None:
     axes.set_xlabel(title)
     axes.grid(axis="y", color="#e4e4e4", linewidth=0.8)
     axes.set_axisbelow(True)
-    marks = [Line2D([], [], marker="o", linestyle="", color=c, markersize=4) for _, c, _ in series]
+    marks = [
+        Line2D([], [], marker="o", linestyle="", color=color, markersize=4)
+        for _, color, _ in measured
+    ]
     axes.legend(
         marks,
-        [name for name, _, _ in series],
+        [name for name, _, _ in measured],
         frameon=False,
         fontsize=8,
         ncols=3,

@@ -99,7 +99,7 @@ def certification_quality(
         "certified": len(rows),
         "median_score": float(np.median(rows.score)),
         "precision": float(true.mean()),
-        "recall": float(found.mean()) if len(found) else None,
+        "recall_of_matched_rows": float(found.mean()) if len(found) else None,
         "matched_rows": len(found),
     }
 
