@@ -277,9 +277,10 @@ class Constants:
 class ChenLiOptions:
     """Of method "sculpt", the phases of Chen & Li.
 
-    plan: "practical" (robust least squares and a random net, from fewer examples), "decode" (the
-        same, after which every row is decoded), "literal" (the paper's algorithm as its sources
-        state it), or a `chen_li.Plan` of your own. constants: every number they use.
+    plan: "practical" (robust least squares, eigenvectors and random starts in place of programmes,
+        queries and a net), "decode" (the same, after which every row is decoded), "literal" (the
+        paper's algorithm as its sources state it), or a `chen_li.Plan` of your own.
+    constants: every number they use.
     """
 
     plan: Any = "practical"
