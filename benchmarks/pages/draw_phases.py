@@ -26,8 +26,8 @@ Panel = tuple[str, Literal["decades", "from zero"], list[tuple[str, str, Value]]
 
 
 def certification(round_: int, name: str) -> Value:
-    """A number of the certification after so many refined sums."""
-    return lambda run: run["certification"][round_][name]
+    """A number of the certification after so many refined sums; None where none was measured."""
+    return lambda run: run["certification"][round_].get(name)
 
 
 def control(name: str) -> Value:
@@ -35,11 +35,17 @@ def control(name: str) -> Value:
     return lambda run: run.get("controls", {}).get(name)
 
 
+def gap(run: dict) -> float | None:
+    """Only a body that has a spectrum tells it."""
+    found = run.get("head_count_from_widths")
+    return None if found is None else found[1]
+
+
 def rows_panels(before: int | None, after: int) -> list[Panel]:
     """Precision and recall of certified rows, and how far they are from exact."""
     shares = [
         ("precision", FIRST, certification(after, "precision")),
-        ("recall", SECOND, certification(after, "recall")),
+        ("recall", SECOND, certification(after, "recall_of_matched_rows")),
     ]
     scores = [("with this sum", FIRST, certification(after, "median_score"))]
     if before is not None:
@@ -85,13 +91,13 @@ FIGURES: dict[int, list[Panel]] = {
             "decades",
             [
                 ("truth to span", FIRST, lambda run: run["span_sine"]),
-                ("span to queried span", SECOND, lambda run: run["span_by_queries_angle"]),
+                ("span to queried span", SECOND, lambda run: run.get("span_by_queries_angle")),
             ],
         ),
         (
             "largest gap of the spectrum, as a ratio",
             "decades",
-            [("gap that tells the heads", FIRST, lambda run: run["head_count_from_widths"][1])],
+            [("gap that tells the heads", FIRST, gap)],
         ),
     ],
     6: [
@@ -113,9 +119,10 @@ def label(line: int) -> str:
 
 
 def draw_panel(axes: Axes, panel: Panel, runs: list[dict]) -> None:
-    title, scale, series = panel
-    for place, (_, color, value) in enumerate(series):
-        offset = 0.22 * (place - (len(series) - 1) / 2)
+    title, scale, wanted = panel
+    measured = [one for one in wanted if any(one[2](run) is not None for run in runs)]
+    for place, (_, color, value) in enumerate(measured):
+        offset = 0.22 * (place - (len(measured) - 1) / 2)
         known = [(value(run), run["line"] + offset) for run in runs]
         found = [(x, y) for x, y in known if x is not None]
         axes.plot(*zip(*found, strict=True), "o", color=color, alpha=0.55, markersize=3.5)
@@ -127,10 +134,13 @@ def draw_panel(axes: Axes, panel: Panel, runs: list[dict]) -> None:
     axes.set_xlabel(title)
     axes.grid(axis="y", color="#e4e4e4", linewidth=0.8)
     axes.set_axisbelow(True)
-    marks = [Line2D([], [], marker="o", linestyle="", color=c, markersize=4) for _, c, _ in series]
+    marks = [
+        Line2D([], [], marker="o", linestyle="", color=color, markersize=4)
+        for _, color, _ in measured
+    ]
     axes.legend(
         marks,
-        [name for name, _, _ in series],
+        [name for name, _, _ in measured],
         frameon=False,
         fontsize=8,
         ncols=3,

@@ -16,84 +16,137 @@ from benchmarks.studies.scaling import laws
 
 OUT = DOCS / "phases.md"
 
-INTRO = """# The algorithm, phase by phase
+INTRO = """# The six phases
 
 Written by `benchmarks/pages/write_phases.py` from the JSON in `benchmarks/results`, the figures by
 `benchmarks/pages/draw_phases.py` from the same; nothing measured here is typed by hand.
 
-The algorithm of Chen and Li learns m heads from random labelled examples alone. `method="sculpt"`
-runs it, one file a phase in `src/mhalearn/learners/chen_li`; `learner.py` shows their order on
-one screen. In the figures each line is one size of layer (m heads, d features, k tokens,
-||Theta|| = s, N examples, G: Gaussian inputs instead of +-1) and each dot one of its random
-layers. The truth is used to measure, never to learn.
+The algorithm of Chen and Li learns m heads from random labelled examples alone, in six phases.
+Their theorem: from N = (kd)^Theta(m) + poly(m, k, d) log(1/delta) examples with uniform +-1
+tokens, in time (kd)^O(m^3), it reaches an error of (kd)^-Omega(m) with probability 1 - delta, for
+non-degenerate layers. The constants are not given, so no number of examples follows from it, and
+what is measured at the sizes below neither confirms nor contradicts it.
+
+`method="sculpt"` runs the phases by one of three plans, which `plans.py` in
+`src/mhalearn/learners/chen_li` sets side by side; `learner.py` shows their order on one screen.
+*Literal* is the algorithm as its sources state it, as far as they do. *Practical*, the default,
+puts robust least squares and random starts in place of programmes, queries and a net that take
+longer. *Decode* adds a step of our own. [For theorists](theorists.md) shows how to run any of
+them, or any part.
+
+The figures and tables on this page are of the practical plan. Each line is one size of layer
+(m heads, d features, k tokens, ||Theta|| = s, N examples, G: Gaussian inputs instead of +-1) and
+each dot one of its random layers. The truth is used to measure, never to learn.
 
 ## Phase 1: a crude sum of projections
 
 Inputs and labels are correlated: what comes out is near W_1 + ... + W_m, because the weights of
-a head add up to one, so that its projection counts once wherever it looks. It is a rough
-estimate, and enough to begin with (`phase1_crude_sum.py`).
+a head add up to one, so that its projection counts once wherever it looks
+(`phase1_crude_sum.py`).
+
+*The paper's*: the correlation of all tokens with all labels; the literal plan has nothing else.
+*Ours*: a label regressed on the other tokens' sum, with several scales; the best of these refined
+on rows whose label is near one token's image (`vertex_sum.py`); and the choice among all of them,
+by how well their best rows certify. The practical plan takes the one that is chosen, which need
+not be the paper's.
 
 ![Phase 1: relative error of the crude sum in every run](images/phase_1.svg)
 
 ## Phase 2: certify rows, sculpt a body
 
-If all heads of a row attend alike, its label is p X W_sum for one vector p of weights, and this
-can be tested without knowing the heads: a linear programme looks for such a p. A row that passes
-is certified, and gives linear constraints which every Theta_i satisfies. Together they cut a
-convex body around the affine hull of the Theta_i (`phase2_certification.py`, `phase2_body.py`,
-`body_shape.py`). Precision: the share of certified rows on which all heads have the row's
-log-odds to within one. Recall: the share of such rows that the screen keeps. Score: how far a row
-is from exact.
+If all heads of a row attend alike, its label is p X W_sum for one vector p of weights, which can
+be tested without knowing the heads. Generically, and with an exact sum, the converse holds too,
+and a row that passes gives a linear constraint on every Theta_i for each pair of tokens in its
+support. With a crude sum some rows pass that should not, and their constraints need hold for no
+head. All of them together cut out a body that is meant to lie around the affine hull of the
+Theta_i.
+
+*The paper's* (literal plan): a linear programme over the simplex for every row, which is certified
+where at most epsilon of the label is left (`phase2_every_row.py`), and the convex body of all
+constraints (`phase2_body.py`). *Ours*, there: the value of epsilon, the tolerances, and a price
+on the violation of a constraint, for a few false rows can leave a body empty. *Ours* (practical
+plan): pairs of tokens are ranked by a score, the estimated error of a row's log-odds; the best are
+kept if the programme leaves their weight on the pair (`phase2_certification.py`); and in place of
+a body there is the weighted Gram matrix of the constraints (`body_shape.py`), where rows that
+disagree weigh less.
+
+Precision: the share of certified rows on which all heads have the row's log-odds to within one.
+Recall: of all rows of some examples on which every head has over nine tenths of its weight on the
+same two tokens, over a tenth of that on either, and log-odds within one of the heads' mean, the
+share that certifies with a score no worse than that of the worst row kept. A run keeps a fixed
+number of rows, the best, and so leaves most of them; recall tells how many.
 
 ![Phase 2: precision, recall and score of rows certified with the crude sum](images/phase_2.svg)
 
 ## Phase 3: a proxy, and a refined sum
 
 The point of the hull nearest to zero has the same inner product with every head. Where it puts
-one token far ahead, most heads look at that token, and the label is that token times W_sum.
-Robust least squares over such rows gives a far better sum (`phase3_refined_sum.py`). The control
-puts a random matrix in the place of the proxy: then the fit believes almost no row, and errs.
+one token far ahead, most heads look at that token, and the label is that token times W_sum
+(`phase3_refined_sum.py`).
+
+*The paper's* (literal plan): the minimum-norm point of the body, a quadratic programme, and plain
+least squares over the rows of largest margin. *Ours* (practical plan): the centre of the Gram
+matrix's ellipsoid without its widest directions, which is the same point only in the limit of
+exact rows; and robust least squares, which bears rows of moderate margin where heads disagree.
+The control puts a random matrix in the place of the proxy: then the fit believes almost no row,
+and errs.
 
 ![Phase 3: error of both sums, and rows believed, beside a random proxy](images/phase_3.svg)
 
 ## Phase 4: certify again
 
-With the better sum fewer rows pass by accident, and the scores fall, the less the more heads
-there are. Phases 3 and 4 run twice.
+The same as phase 2 with the better sum: fewer rows pass by accident. The scores need not fall, for
+another number of rows may be kept. How often phases 3 and 4 are repeated is ours
+(`Constants.rounds`).
 
 ![Phase 4: precision, recall and score of rows certified with the refined sum](images/phase_4.svg)
 
 ## Phase 5: the span
 
-The body is thin, except along the differences of heads. Its wide directions and the proxy span
-the Theta_i (`body_shape.py` by eigenvectors; `phase5_span.py` asks the body itself, by linear
-programmes, to check them). Where the spectrum of the constraints has its largest gap tells the
-number of heads.
+The body is meant to be thin, except along the differences of heads. Its wide directions and the
+proxy span the Theta_i.
+
+*The paper's* (literal plan): membership queries to the body tell the span; how they are chosen is
+ours (`phase5_span.py`). *Ours* (practical plan): the lowest eigenvectors of the Gram matrix. Up
+to 24 features, linear optimisation over a body of the same rows tells a span once more. The angle
+between the two is in the figure and in the table; a run tells it, and warns where its sine is
+above a half: the rows hardly determine the span then. It goes on, because where the angle is wide
+in the table, the span that is used is nearer to the truth than to the other. Where the spectrum
+has its largest gap tells the number of heads; this too is ours.
 
 ![Phase 5: angle between the heads and the span, and the gap of the spectrum](images/phase_5.svg)
 
 ## Phase 6: the net
 
-In the span a layer is m x m numbers. Random starts in it descend on them, with the projections by
-least squares, and held-out examples choose (`phase6_net.py`). Polish then takes any good layer to
-rounding; it is not part of the algorithm.
+In the span a layer is m x m numbers, with the projections by least squares.
+
+*The paper's* (literal plan): all m-tuples of a net over the span, and validation examples that no
+other phase saw, which allow a statement about the error with probability 1 - delta
+(`epsilon_net.py`). *Ours*, there: radius, spacing, and the form of the statement. *Ours*
+(practical plan): a few random starts that descend in the span, and held-out examples that choose,
+which the earlier phases saw (`phase6_net.py`). Two things come after it and are no part of the
+algorithm: decoding (`decode.py`), where it is asked for, and polish, which takes any good layer
+to rounding.
 
 ![Phase 6: error of the layer before and after polish](images/phase_6.svg)
 
 ## Does it work?
 
-Errors are before polish. Every run has two cores; most shared a larger machine with seven
-others, so times are upper bounds. Ten layers a line, drawn at random with ||Theta|| = s. "Good"
-means that all bars of the line hold (where it has any) and that polish then reaches a relative
-squared error of 1e-20.
+The practical plan; errors are before polish. Every run has two cores; most shared a larger
+machine with seven others, so times are upper bounds. Ten layers a line, drawn at random with
+||Theta|| = s. "Good" means that all bars of the line hold (where it has any) and that polish then
+reaches a relative squared error of 1e-20. Medians, some with the worst in brackets. Sine: between
+the span and the truth; queries: between that span and the one by queries to the body. Sum: its
+relative error. Precision and recall: after phase 2, then after phase 4; a dash where recall was
+not measured.
 
-| m, d, k | s | N | inputs | good | MSE, median (worst)| sine | sum error | sec | precision, recall|
-|---|---|---|---|---|---|---|---|---|---|
+| m, d, k | s | N | inputs | good | MSE (worst) | sine | queries | sum | sec | precision | recall |
+|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 CONTROLS = """
-Precision and recall are those of phase 4. With four heads more than half of the certified rows are
-false, and only the robust fit carries them.
+Where precision is below a half, more certified rows are false than true, and only the robust fit
+carries them.
 
 ## Controls
 
@@ -166,6 +219,14 @@ def middle(values: list) -> float:
     return float(np.median(known)) if known else float("nan")
 
 
+def said(value: float, form: str) -> str:
+    return "-" if np.isnan(value) else format(value, form)
+
+
+def worst(values: list) -> float:
+    return max((value for value in values if value is not None), default=float("nan"))
+
+
 def label(line: int) -> str:
     m, d, k, scale, *_ = LINES[line]
     return f"{m}, {d}, {k} | {scale:g}"
@@ -176,31 +237,43 @@ def phase_tables(records: list[dict]) -> str:
     for line, (*_, n, inputs, mse_bar, _, _, _, _) in enumerate(LINES):
         mine = [r for r in records if r["line"] == line]
         done = [r for r in mine if "failure" not in r]
-        last = [r["certification"][-1] for r in done]
         bar = f" (bar {mse_bar:g})" if mse_bar else ""
+        errors, queried = ([r.get(name) for r in done] for name in ("mse", "span_by_queries_angle"))
         text += (
             f"| {label(line)} | {n:.0e} | {inputs} | {sum(map(good, mine))}/{len(mine)} | "
-            f"{middle([r['mse'] for r in done]):.1e} ({max(r['mse'] for r in done):.1e}){bar} | "
-            f"{middle([r['span_sine'] for r in done]):.3f} | "
-            f"{middle([r['sum_error'] for r in done]):.1e} | "
-            f"{middle([r['seconds'] for r in done]):.0f} | "
-            f"{middle([q['precision'] for q in last]):.2f}, "
-            f"{middle([q['recall'] for q in last]):.2f} |\n"
+            f"{said(middle(errors), '.1e')} ({said(worst(errors), '.1e')}){bar} | "
+            f"{said(middle([r['span_sine'] for r in done]), '.3f')} | "
+            f"{said(middle(queried), '.2f')} ({said(worst(queried), '.2f')}) | "
+            f"{said(middle([r['sum_error'] for r in done]), '.1e')} | "
+            f"{said(middle([r['seconds'] for r in done]), '.0f')} | "
+            f"{before_and_after(done, 'precision')} | "
+            f"{before_and_after(done, 'recall_of_matched_rows')} |\n"
         )
-        held = [r for r in done if "controls" in r]
-        of = {name: middle([r["controls"][name] for r in held]) for name in held[0]["controls"]}
-        controls += (
-            f"| {label(line)} | {inputs} | {middle([r['sum_error'] for r in held]):.1e} | "
-            f"{of['sum error, random, robust']:.2g} | {of['sum error, proxy, plain']:.2g} | "
-            f"{of['inliers, proxy']:.0%} / {of['inliers, random']:.0%} | "
-            f"{middle([r['mse_without_phases'] for r in held]):.0e} |\n"
-        )
+        controls += control_line(line, inputs, [r for r in done if "controls" in r])
         for r in done:
             if "from_exact_inputs" in r:
                 found = list(r["from_exact_inputs"].values())
                 exact += f"| {label(line)} | {inputs} | " + " | ".join(f"{v:.1e}" for v in found)
                 exact += " |\n"
     return text + CONTROLS + controls + EXACT + exact
+
+
+def before_and_after(done: list[dict], name: str) -> str:
+    """A share of the rows certified in phase 2, and in phase 4."""
+    shares = [middle([r["certification"][place].get(name) for r in done]) for place in (0, -1)]
+    return ", ".join(said(share, ".2f") for share in shares)
+
+
+def control_line(line: int, inputs: str, held: list[dict]) -> str:
+    if not held:
+        return ""
+    of = {name: middle([r["controls"][name] for r in held]) for name in held[0]["controls"]}
+    return (
+        f"| {label(line)} | {inputs} | {middle([r['sum_error'] for r in held]):.1e} | "
+        f"{of['sum error, random, robust']:.2g} | {of['sum error, proxy, plain']:.2g} | "
+        f"{of['inliers, proxy']:.0%} / {of['inliers, random']:.0%} | "
+        f"{middle([r['mse_without_phases'] for r in held]):.0e} |\n"
+    )
 
 
 def condition_table(records: list[dict]) -> str:

@@ -13,7 +13,10 @@ the one that stopped the run or, if the layer it ended in is bad, the first to m
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
@@ -24,13 +27,14 @@ from benchmarks import RESULTS
 from benchmarks.studies.phases import machine, mean_squared, measure_missing, relative
 from mhalearn.data import Examples
 from mhalearn.judge.nondegeneracy import Condition, check_nondegeneracy
-from mhalearn.learners import chen_li as sculpt
-from mhalearn.learners.chen_li.body_shape import fit_shape
-from mhalearn.learners.chen_li.learner import certify_and_confirm, run_phases
-from mhalearn.learners.chen_li.phase1_crude_sum import estimate_projection_sum
+from mhalearn.learners import chen_li
+from mhalearn.learners.chen_li import PRACTICAL
+from mhalearn.learners.chen_li.input_distribution import (
+    recognise_inputs,
+    to_whitened,
+    whiten_tokens,
+)
 from mhalearn.learners.chen_li.phase2_certification import CertifiedRows
-from mhalearn.learners.chen_li.phase3_refined_sum import large_margin_rows, refine_projection_sum
-from mhalearn.learners.chen_li.phase5_span import span_angle
 from mhalearn.run.run import Run
 
 FILE = RESULTS / "conditions.json"
@@ -153,29 +157,42 @@ def false_rows(rows: CertifiedRows, truth: mha.AttentionLayer) -> float:
     return float(np.mean(apart >= 0.2))
 
 
-def first_phases(examples: Examples, truth: mha.AttentionLayer) -> list[float]:
-    """How good phases 1 to 3 are, as far as they go: a stopped run does not hand them back."""
-    total, m = truth.w.sum(axis=0), truth.n_heads
-    estimate = estimate_projection_sum(examples).estimate
-    measured = [relative(estimate, total)]
-    try:
-        rows = certify_and_confirm(examples, estimate, 8 * D**2, Run())
-        measured.append(false_rows(rows, truth))
-        for round_ in (1, 2):
-            proxy = fit_shape(rows, m, 2 * D**2).proxy
-            margins = large_margin_rows(examples, proxy, 60 * D)
-            estimate = refine_projection_sum(margins, estimate).estimate
-            measured[2:] = [relative(estimate, total)]
-            rows = certify_and_confirm(examples, estimate, 5 * D**2, Run(), round_)
-    except sculpt.Breakdown:
-        pass
-    return measured
+def in_coordinates_of_phases(truth: mha.AttentionLayer, examples: Examples) -> mha.AttentionLayer:
+    """The truth as the phases see it: whitened where they whiten the tokens."""
+    few = examples.working_set
+    if recognise_inputs(few).kind != "other":
+        return truth
+    return to_whitened(truth, whiten_tokens(few.arrays().x.astype(float)))
+
+
+def watched_plan(truth: mha.AttentionLayer, found: list[float]) -> chen_li.Plan:
+    """The practical plan, each step of which notes how good its result is: a run that stops does
+    not hand its results back."""
+    total, exact = truth.w.sum(axis=0), chen_li.exact_span(truth.theta)
+
+    def watched(step: Callable[..., Any], quality: Callable[[Any], float]) -> Callable[..., Any]:
+        def run_step(*given: Any) -> Any:
+            result = step(*given)
+            found.append(quality(result))
+            return result
+
+        return run_step
+
+    def sum_error(result: Any) -> float:
+        return relative(result.estimate, total)
+
+    return replace(
+        PRACTICAL,
+        crude_sum=watched(PRACTICAL.crude_sum, sum_error),
+        certify=watched(PRACTICAL.certify, lambda rows: false_rows(rows, truth)),
+        refine_sum=watched(PRACTICAL.refine_sum, sum_error),
+        span=watched(PRACTICAL.span, lambda span: chen_li.span_angle(span, exact)),
+    )
 
 
 def run(name: str, seed: int) -> dict[str, object]:
     condition, heads, inputs = TEACHERS[name]
     truth = build(name, seed)
-    total = truth.w.sum(axis=0)
     examples, fresh = (
         Examples.from_callable(truth, inputs, n=n, k=K, d=D, seed=first + seed)
         for n, first in ((N, 2000), (10_000, 3000))
@@ -185,23 +202,14 @@ def run(name: str, seed: int) -> dict[str, object]:
     record |= {"shape": [heads, D, K], "scale": SCALE, "examples": N, "machine": machine()}
     record |= {"conditions": {item.name: [item.value, item.threshold] for item in items}}
     record |= {"violated": [item.name for item in items if not item.ok]}
-    trace = Run(seed=seed)
+    trace, measured = Run(seed=seed), []
+    plan = watched_plan(in_coordinates_of_phases(truth, examples), measured)
     try:
-        phases = run_phases(examples, heads, trace)
-        record |= {"seconds": trace.seconds}
-        basis = np.linalg.qr(truth.theta.reshape(heads, -1).T)[0].T
-        measured = [
-            relative(phases.crude.estimate, total),
-            false_rows(phases.rows[0], truth),
-            relative(phases.sums[-1].estimate, total),
-            false_rows(phases.rows[-1], truth),
-            span_angle(phases.shapes[-1].span, basis),
-            mean_squared(phases.net.layer, fresh),
-        ]
-    except sculpt.Breakdown as stop:
+        phases = chen_li.run_phases(examples, heads, trace, plan)
+        measured.append(mean_squared(phases.layer, fresh))
+    except chen_li.Breakdown as stop:
         record |= {"stop": stop.phase, "failure": str(stop), "numbers": stop.numbers}
-        record |= {"seconds": trace.seconds}
-        measured = first_phases(examples, truth)
+    record |= {"seconds": trace.seconds}
     # A run that went through has a number for every phase, a stopped one for the first few.
     record |= {"qualities": dict(zip(BARS, measured, strict=False))}
     return record | judge(record)

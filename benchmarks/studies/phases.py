@@ -4,8 +4,9 @@
         --line 0 --seed 3                one run
         --table                          print what the JSON holds
 
-A run that is already in the JSON is not repeated. The truth is used here, and only here, to
-measure: errors of the sums and of the span, precision and recall of certification.
+A run that is already in the JSON is not repeated. The plan is the practical one. The truth is used
+here, and only here, to measure: errors of the sums and of the span, precision and recall of
+certification.
 """
 
 import argparse
@@ -26,11 +27,14 @@ import mhalearn as mha
 from benchmarks import RESULTS
 from mhalearn.data import Examples
 from mhalearn.layer.dense import Dense
-from mhalearn.learners import ChenLiOptions, newton
-from mhalearn.learners import chen_li as sculpt
-from mhalearn.learners.chen_li.body_shape import BodyShape, fit_shape
-from mhalearn.learners.chen_li.learner import Phases, run_phases, search_phase
-from mhalearn.learners.chen_li.phase2_certification import CertifiedRows, screen_pairs
+from mhalearn.learners import chen_li, newton
+from mhalearn.learners.chen_li.body_shape import fit_shape
+from mhalearn.learners.chen_li.phase2_certification import (
+    CertifiedRows,
+    certify_rows,
+    fit_pairs,
+    screen_pairs,
+)
 from mhalearn.learners.chen_li.phase3_refined_sum import large_margin_rows, refine_projection_sum
 from mhalearn.run.run import Run
 from mhalearn.solvers.polish import polish
@@ -57,6 +61,10 @@ LINES = [
 SEEDS = range(10)
 CONTROLLED = 3  # seeds that also run the controls
 RECALLED = 200_000  # examples on which recall is measured
+CONSTANTS = chen_li.Constants()
+# Heads agree on two tokens where no head has as much as this on the others, each has more than this
+# on either of the two, and their log-odds are no further than ALIKE from the heads' mean.
+LEAST, ALIKE = 0.1, 1.0
 
 
 def relative(estimate: np.ndarray, truth: np.ndarray) -> float:
@@ -76,67 +84,99 @@ def mean_squared(layer: mha.AttentionLayer, fresh: Examples) -> float:
 
 def certification_quality(
     rows: CertifiedRows, total: np.ndarray, truth: mha.AttentionLayer, part: Examples
-) -> dict[str, float]:
-    """Precision: do all heads have the certified rows' log-odds, to within one?
-    Recall: of the best rows of some examples where they do, and where the exact sum gives a score
-    below the median of the certified rows', which share does the estimated sum's screen keep?
+) -> dict[str, object]:
+    """How good the rows are that were certified with some sum, and how many it did not find.
+
+    Precision: of the certified rows, the share on which all heads have the row's log-odds to within
+    one. Recall: of all rows of some examples on which the heads do agree on two tokens, the share
+    that certifies with this sum: a score no worse than that of the worst certified row, and a
+    linear programme that leaves its weight on the two tokens.
     """
-
-    def agree(found: CertifiedRows) -> np.ndarray:
-        logits = np.einsum("cd,mde,ce->cm", found.query, truth.theta, found.difference)
-        return np.max(np.abs(logits - found.log_odds[:, None]), axis=1) < 1.0
-
-    def places(found: CertifiedRows, chosen: np.ndarray) -> set[tuple[int, ...]]:
-        kept = found.select(chosen)
-        pairs = np.sort(kept.pair, axis=1)
-        return set(zip(kept.example, kept.row, pairs[:, 0], pairs[:, 1], strict=True))
-
-    most = part.n // 4
-    exact = screen_pairs(part, truth.w.sum(axis=0), most)
-    wanted = places(exact, agree(exact) & (exact.score <= np.median(rows.score)))
-    screened = screen_pairs(part, total, most)
-    hits = places(screened, screened.score <= rows.score.max())
+    logits = np.einsum("cd,mde,ce->cm", rows.query, truth.theta, rows.difference)
+    true = np.max(np.abs(logits - rows.log_odds[:, None]), axis=1) < 1.0
+    found = certifies(*matched_rows(truth, part), total, rows.score.max())
     return {
         "certified": len(rows),
         "median_score": float(np.median(rows.score)),
-        "precision": float(agree(rows).mean()),
-        "recall": len(wanted & hits) / len(wanted) if wanted else None,
-        "matched_rows": len(wanted),
+        "precision": float(true.mean()),
+        "recall_of_matched_rows": float(found.mean()) if len(found) else None,
+        "matched_rows": len(found),
     }
+
+
+def matched_rows(
+    truth: mha.AttentionLayer, part: Examples
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """All rows of some examples on which all heads agree on two tokens: row, pair, tokens, labels
+    of each."""
+    x, y, _ = part.arrays()
+    k, found = part.k, []
+    for start in range(0, part.n, 20_000):
+        tokens = x[start : start + 20_000].astype(np.float64)
+        logits = np.einsum("nrd,mde,nje->nrmj", tokens, truth.theta, tokens, optimize=True)
+        p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        p /= p.sum(axis=-1, keepdims=True)
+        for a in range(k):
+            for b in range(a):
+                on_pair = p[..., a] + p[..., b]
+                share = p[..., a] / np.maximum(on_pair, 1e-300)
+                odds = logits[..., a] - logits[..., b]
+                apart = np.abs(odds - odds.mean(axis=-1, keepdims=True)).max(axis=-1)
+                agree = np.all((on_pair > 1 - LEAST) & (share > LEAST), axis=-1)
+                agree &= np.all(share < 1 - LEAST, axis=-1) & (apart < ALIKE)
+                example, row = np.nonzero(agree)
+                found += [(start + n, r, a, b) for n, r in zip(example, row, strict=True)]
+    example, row, a, b = np.array(found, np.int64).reshape(-1, 4).T
+    return row, np.stack([a, b], axis=1), x[example].astype(np.float64), y[example]
+
+
+def certifies(
+    row: np.ndarray, pair: np.ndarray, x: np.ndarray, y: np.ndarray, total: np.ndarray, worst: float
+) -> np.ndarray:
+    """Which of some rows are certified on their pairs: as phases 2 and 4 do it, with the same bars
+    but for the number of rows, in place of which there is the worst score that it let pass."""
+    # Equal tokens share their weight: no log-odds follow.
+    apart = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1) + np.eye(x.shape[1])
+    found = np.all(apart > 0, axis=(1, 2))
+    chosen = [one[found] for one in (row, row, pair, x, y)]
+    fitted = fit_pairs(*chosen, total, CONSTANTS)
+    attention = certify_rows(fitted.tokens, fitted.labels, total).attention
+    on_pair = np.take_along_axis(attention, fitted.pair, axis=1).sum(axis=1)
+    least = CONSTANTS.least_weight
+    usable = (fitted.weight > least) & (fitted.weight < 1 - least)
+    found[found] = (fitted.score <= worst) & (on_pair >= CONSTANTS.on_pair) & usable
+    return found
 
 
 def from_exact_inputs(
     examples: Examples, truth: mha.AttentionLayer, seed: int, fresh: Examples
 ) -> dict[str, float]:
     """Each phase fed with the truth, to see where accuracy is lost."""
-    m, d, total = truth.n_heads, examples.d, truth.w.sum(axis=0)
-    rows = screen_pairs(examples, total, ChenLiOptions().later_rows[m > 2] * d * d)
-    heads = truth.theta.reshape(m, -1)
-    shares = np.linalg.solve(heads @ heads.T, np.ones(m))
-    proxy = (shares / shares.sum() @ heads).reshape(d, d)
-    wide = np.linalg.qr((heads[1:] - heads[0]).T)[0].T.reshape(m - 1, d, d)
-    exact = BodyShape(proxy, wide, np.zeros(0))
-    margins = large_margin_rows(examples, proxy, 60 * d)
+    m, d, exact = truth.n_heads, examples.d, chen_li.exact(truth)
+    total, proxy = exact.crude.estimate, exact.span.proxy
+    rows = screen_pairs(examples, total, CONSTANTS.later_rows[m > 2] * d * d)
+    span = fit_shape(rows, m, CONSTANTS.trusted_rows * d * d).span
+    margins = large_margin_rows(examples, proxy, CONSTANTS.margin_rows[0] * d)
     refined = refine_projection_sum(margins, np.zeros_like(total))
-    net = search_phase(examples, exact, m, Run(seed=seed))
+    net = chen_li.run(examples, m, start=exact.before(6), seed=seed).net
     return {
-        "span sine from the exact sum": span_sine(fit_shape(rows, m, 2 * d * d).span, truth),
+        "span sine from the exact sum": span_sine(span.basis, truth),
         "sum error from the exact proxy": relative(refined.estimate, total),
         "mse from the exact span": mean_squared(net.layer, fresh),
     }
 
 
 def controls(
-    examples: Examples, phases: Phases, truth: mha.AttentionLayer, seed: int
+    examples: Examples, phases: chen_li.Phases, truth: mha.AttentionLayer, seed: int
 ) -> dict[str, float]:
     """The refined sum from a random matrix in place of the proxy, and by plain least squares."""
     total, d = truth.w.sum(axis=0), examples.d
-    proxy = phases.shapes[0].proxy
+    proxy = phases.bodies[0].proxy
     random = np.random.default_rng([seed, 77]).normal(size=proxy.shape)
     random *= np.linalg.norm(proxy) / np.linalg.norm(random)
     found = {}
     for name, matrix in (("proxy", proxy), ("random", random)):
-        rows = large_margin_rows(examples, matrix, 60 * d)
+        rows = large_margin_rows(examples, matrix, CONSTANTS.margin_rows[0] * d)
         robust = refine_projection_sum(rows, phases.crude.estimate)
         plain = refine_projection_sum(rows, phases.crude.estimate, robust=False)
         found[f"sum error, {name}, robust"] = relative(robust.estimate, total)
@@ -166,8 +206,8 @@ def run(line: int, seed: int, more: int | None) -> dict[str, object]:
     record |= {"examples": n, "inputs": inputs, "machine": machine()}
     trace = Run(seed=seed)
     try:
-        phases = run_phases(examples, m, trace)
-    except sculpt.Breakdown as breakdown:
+        phases = chen_li.run_phases(examples, m, trace, chen_li.PRACTICAL, CONSTANTS)
+    except chen_li.Breakdown as breakdown:
         return record | {"failure": str(breakdown), "seconds": trace.seconds}
     total = truth.w.sum(axis=0)
     estimates = [phases.crude.estimate, *(refined.estimate for refined in phases.sums)]
@@ -176,10 +216,10 @@ def run(line: int, seed: int, more: int | None) -> dict[str, object]:
         "mse": mean_squared(phases.net.layer, fresh),
         "crude_sum_error": relative(phases.crude.estimate, total),
         "sum_error": relative(phases.sums[-1].estimate, total),
-        "span_sine": span_sine(phases.shapes[-1].span, truth),
+        "span_sine": span_sine(phases.span.basis, truth),
         "parameter_error": mha.compare(phases.net.layer, truth).max_error,
-        "span_by_queries_angle": phases.span_angle,
-        "head_count_from_widths": phases.shapes[-1].guess_heads(6),
+        "span_by_queries_angle": dict(phases.span.angles).get("linear optimisation"),
+        "head_count_from_widths": phases.bodies[-1].guess_heads(6),
         "certification": [
             certification_quality(rows, estimate, truth, examples.subset(slice(0, RECALLED)))
             for rows, estimate in zip(phases.rows, estimates, strict=True)

@@ -30,7 +30,7 @@ from benchmarks.pages.picture import picture
 from benchmarks.studies import frequency
 from benchmarks.studies.phases import machine, mean_squared, measure_missing, span_sine
 from mhalearn.data import Examples
-from mhalearn.learners import chen_li as sculpt
+from mhalearn.learners import chen_li
 from mhalearn.run.run import Run
 
 FILE = RESULTS / "scaling.json"
@@ -56,14 +56,14 @@ def measure(case: dict) -> dict:
     record = case | {"machine": machine()}
     trace = Run(seed=seed)
     try:
-        phases = sculpt.run_phases(examples, m, trace)
-    except sculpt.Breakdown as breakdown:
+        phases = chen_li.run_phases(examples, m, trace)
+    except chen_li.Breakdown as breakdown:
         return record | {"failure": f"{breakdown.phase}: {breakdown}", "seconds": trace.seconds}
     fresh = Examples.from_callable(truth, "boolean", n=10_000, k=k, d=d, seed=7000 + seed)
     return record | {
         "seconds": trace.seconds,
         "mse": mean_squared(phases.net.layer, fresh),
-        "span_sine": span_sine(phases.shapes[-1].span, truth),
+        "span_sine": span_sine(phases.span.basis, truth),
     }
 
 

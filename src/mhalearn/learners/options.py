@@ -148,7 +148,8 @@ class Constants:
     scales: of the regression on the other tokens, whose own is biased; the one is chosen whose
         images are nearest to labels. compared: examples on which candidates are compared.
     vertex_rows: rows near one token's image that refine the sum, in units of d; vertex_rounds: how
-        often; vertex_examples: searched for them, which is plenty up to six heads.
+        often; vertex_examples: searched for them, which is plenty up to six heads; vertex_reach:
+        how far the sum may move by it, as a share, to be believed.
     least_strength: share of the labels that a sum must explain; flat: singular values of a sum
         below this share of the largest tell no tokens apart.
 
@@ -215,6 +216,7 @@ class Constants:
     vertex_rows: int = 30
     vertex_rounds: int = 3
     vertex_examples: int = 200_000
+    vertex_reach: float = 0.5
     least_strength: float = 0.05
     flat: float = 0.05
     first_rows: int = 8
@@ -280,9 +282,10 @@ class Constants:
 class ChenLiOptions:
     """Of method "sculpt", the phases of Chen & Li.
 
-    plan: "practical" (robust least squares and a random net, from fewer examples), "decode" (the
-        same, after which every row is decoded), "literal" (the paper's algorithm as its sources
-        state it), or a `chen_li.Plan` of your own. constants: every number they use.
+    plan: "practical" (robust least squares, eigenvectors and random starts in place of programmes,
+        queries and a net), "decode" (the same, after which every row is decoded), "literal" (the
+        paper's algorithm as its sources state it), or a `chen_li.Plan` of your own.
+    constants: every number they use.
     """
 
     plan: Any = "practical"

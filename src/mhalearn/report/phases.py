@@ -25,14 +25,15 @@ _HEADINGS = {
 _WORDS = {
     1: "How inputs and labels correlate shows the sum of all projections W, roughly.",
     2: "Where a label is a mixture of tokens seen through that sum, all heads share one attention "
-    "pattern. Each such row is a linear condition on every Θ; together they cut out a convex body.",
+    "pattern, if the sum is exact. Each such row is a linear condition on every Θ; together they "
+    "cut out a convex body. A crude sum lets some rows pass on which heads differ.",
     3: "The point of the body nearest to zero, the proxy, says on which rows every head picks the "
     "same token. Their labels are that token seen through the sum. Rows on which the heads "
     "disagree all the same are outliers.",
-    4: "With the better sum the rows certify more exactly, and the body is thinner. Between the "
-    "heads it stays wide: in one direction fewer than there are heads.",
-    5: "The proxy and the wide directions span every Θ. Membership queries to the body find them "
-    "in the paper's way; linear optimisation and eigenvectors are two others.",
+    4: "With the better sum rows are certified once more, and the body is cut out anew. Between "
+    "the heads it should stay wide: in one direction fewer than there are heads.",
+    5: "The proxy and the wide directions should span every Θ. Membership queries to the body find "
+    "them in the paper's way; linear optimisation and eigenvectors are two others.",
     6: "Candidates for the heads are taken from the span, W follows by least squares, and examples "
     "held out choose.",
 }

@@ -172,8 +172,12 @@ def estimate_projection_sum(
     best = min(candidates, key=lambda candidate: candidate.score)
     if constants.vertex_rounds:
         refined = refine_by_vertices(examples, best.estimate, constants, watch=watch).estimate
-        candidates.append(_scored(examples, "vertex rows", refined, constants, watch))
-        best = min(candidates, key=lambda candidate: candidate.score)
+        # Where attention is flat, tokens that cancel leave a multiple of the third one's image: such
+        # rows fit a multiple of the sum.
+        moved = np.linalg.norm(refined - best.estimate) / np.linalg.norm(best.estimate)
+        if moved <= constants.vertex_reach:
+            candidates.append(_scored(examples, "vertex rows", refined, constants, watch))
+            best = min(candidates, key=lambda candidate: candidate.score)
     return _summary(moments, best, tuple(candidates))
 
 

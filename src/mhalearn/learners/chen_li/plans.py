@@ -215,7 +215,9 @@ PRACTICAL = Plan(
     span=_span_of_shape,
     net=search_net_step,
 )
+"""The default: least squares, eigenvectors and random starts. Trust: a heuristic."""
 DECODE = replace(PRACTICAL, name="decode", span=_span_of_eigenvectors, decode=decode_rows)
+"""The same, after which every row is decoded. Trust: a heuristic."""
 LITERAL = Plan(
     name="literal",
     crude_sum=_paper_sum,
@@ -226,6 +228,8 @@ LITERAL = Plan(
     net=literal_net_step,
     literal=True,
 )
+"""The algorithm of Chen & Li, as far as its sources state it, with numbers of ours where they leave
+them open. Trust: as their theorem; each step says its own."""
 _NAMED = dict(zip(PLANS, (PRACTICAL, LITERAL, DECODE), strict=True))
 
 
