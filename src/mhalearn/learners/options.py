@@ -148,8 +148,9 @@ class Constants:
     scales: of the regression on the other tokens, whose own is biased; the one is chosen whose
         images are nearest to labels. compared: examples on which candidates are compared.
     vertex_rows: rows near one token's image that refine the sum, in units of d; vertex_rounds: how
-        often; vertex_examples: searched for them, which is plenty up to six heads; vertex_reach:
-        how far the sum may move by it, as a share, to be believed.
+        often; vertex_examples: searched for them, which is plenty up to six heads.
+    least_beyond_linear: share of the labels that no linear map of the tokens explains, below which
+        attention is too flat for rows at one token.
     least_strength: share of the labels that a sum must explain; flat: singular values of a sum
         below this share of the largest tell no tokens apart.
 
@@ -216,7 +217,7 @@ class Constants:
     vertex_rows: int = 30
     vertex_rounds: int = 3
     vertex_examples: int = 200_000
-    vertex_reach: float = 0.5
+    least_beyond_linear: float = 0.01
     least_strength: float = 0.05
     flat: float = 0.05
     first_rows: int = 8

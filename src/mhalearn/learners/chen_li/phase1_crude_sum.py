@@ -144,6 +144,17 @@ def regress_on_others(moments: Moments) -> Float64:
     return (moments.k * solved).astype(np.float64)
 
 
+def beyond_linear(moments: Moments) -> float:
+    """The share of the labels' variance that no linear map of an example's tokens explains, as far
+    as it treats the other tokens alike: next to nothing where attention is flat."""
+    features, labels = slice(0, 1 + 2 * moments.d), slice(1 + 2 * moments.d, None)
+    gram, right = moments.second[features, features], moments.second[features, labels]
+    explained = float(np.sum(right * np.linalg.lstsq(gram, right, rcond=1e-12)[0]))
+    mean = float(np.sum(moments.second[0, labels] ** 2)) / moments.rows
+    total = float(np.trace(moments.second[labels, labels]))
+    return max(total - explained, 0.0) / max(total - mean, 1e-300)
+
+
 def paper_sum(examples: Examples, *, watch: Watcher | None = None) -> CrudeSum:
     """The paper's estimator alone."""
     moments = take_moments(examples, watch=watch)
@@ -170,14 +181,15 @@ def estimate_projection_sum(
         _scored(examples, name, estimate, constants, watch) for name, estimate in estimates.items()
     ]
     best = min(candidates, key=lambda candidate: candidate.score)
-    if constants.vertex_rounds:
+    if beyond_linear(moments) <= constants.least_beyond_linear:
+        # Attention is flat: no row is at a vertex, near ones fit a multiple of the sum, and the
+        # regression is exact.
+        best = SumEstimate("other tokens", regression, float("nan"))
+        candidates.append(best)
+    elif constants.vertex_rounds:
         refined = refine_by_vertices(examples, best.estimate, constants, watch=watch).estimate
-        # Where attention is flat, tokens that cancel leave a multiple of the third one's image: such
-        # rows fit a multiple of the sum.
-        moved = np.linalg.norm(refined - best.estimate) / np.linalg.norm(best.estimate)
-        if moved <= constants.vertex_reach:
-            candidates.append(_scored(examples, "vertex rows", refined, constants, watch))
-            best = min(candidates, key=lambda candidate: candidate.score)
+        candidates.append(_scored(examples, "vertex rows", refined, constants, watch))
+        best = min(candidates, key=lambda candidate: candidate.score)
     return _summary(moments, best, tuple(candidates))
 
 
