@@ -23,10 +23,13 @@ from mhalearn.layer.dense import Dense
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.chen_li.task import Task
 from mhalearn.learners.options import Constants
+from mhalearn.solvers.cg import conjugate_gradients
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 # An iterate is better if it has at most this part of the error; three in a row that are not end it.
 _BETTER, _PATIENCE = 0.9, 3
+# Residual of a regression's conjugate gradients, over the right side's: each decoding gains more.
+_TOLERANCE = 1e-4
 # Pivot of a design, over its longest image's square, below which its images are not independent.
 _SINGULAR = 1e-10
 # Relative squared error at which nothing but rounding is left.
@@ -177,12 +180,13 @@ def _regress(
             apart = known.z - _logits(theta, chunk)
             return pulled(weight[..., None] * _centred(known.q, apart), chunk)
 
-        step, _ = jax.scipy.sparse.linalg.cg(
-            partial(product, rho),
-            sum_over_chunks(right, (data, patterns, rho)),
-            tol=1e-4,
-            maxiter=products,
-        )
+        step = conjugate_gradients(
+            lambda flat: product(rho, flat.reshape(theta.shape)).ravel(),
+            lambda flat: flat,
+            sum_over_chunks(right, (data, patterns, rho)).ravel(),
+            jnp.asarray(_TOLERANCE),
+            products,
+        ).solution.reshape(theta.shape)
         return theta + step
 
     def disagreement(parts: tuple[Chunk, _Patterns]) -> Array:
