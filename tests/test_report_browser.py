@@ -204,7 +204,7 @@ def test_the_phases_and_their_numbers_are_there(browser, sculpt):
     said = section.inner_text()
     for told in ("Rows certified", "Norm of the proxy", "Widths of the body", "Inliers"):
         assert told in said
-    for told in ("Rows with a large margin", "Sine between the two spans", "Starts that agree"):
+    for told in ("Rows with a large margin", "Sine to the span by", "Candidates that agree"):
         assert told in said
     assert (
         f"mhalearn learn {sculpt.parent}"
