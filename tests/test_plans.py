@@ -122,7 +122,7 @@ def test_every_row_that_the_programme_accepts_is_certified_and_no_other(truth, e
     part, epsilon = examples.subset(slice(0, 150)), 0.2
     constants = Constants()
     total = 1.05 * truth.w.sum(axis=0)
-    rows = chen_li.certify_every_row(part, total, epsilon, epsilon, constants)
+    rows = chen_li.certify_every_row(part, total, epsilon, epsilon, 20 * D**2)
     x, y, _ = part.arrays()
     expected = set()
     for n, r in np.ndindex(150, K):

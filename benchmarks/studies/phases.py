@@ -156,7 +156,7 @@ def from_exact_inputs(
     total, proxy = exact.crude.estimate, exact.span.proxy
     rows = screen_pairs(examples, total, CONSTANTS.later_rows[m > 2] * d * d)
     span = fit_shape(rows, m, CONSTANTS.trusted_rows * d * d).span
-    margins = large_margin_rows(examples, proxy, CONSTANTS.margin_rows[0] * d)
+    margins = large_margin_rows(examples, proxy, CONSTANTS.margin_rows * d)
     refined = refine_projection_sum(margins, np.zeros_like(total))
     net = chen_li.run(examples, m, start=exact.before(6), seed=seed).net
     return {
@@ -176,7 +176,7 @@ def controls(
     random *= np.linalg.norm(proxy) / np.linalg.norm(random)
     found = {}
     for name, matrix in (("proxy", proxy), ("random", random)):
-        rows = large_margin_rows(examples, matrix, CONSTANTS.margin_rows[0] * d)
+        rows = large_margin_rows(examples, matrix, CONSTANTS.margin_rows * d)
         robust = refine_projection_sum(rows, phases.crude.estimate)
         plain = refine_projection_sum(rows, phases.crude.estimate, robust=False)
         found[f"sum error, {name}, robust"] = relative(robust.estimate, total)

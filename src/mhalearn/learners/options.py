@@ -166,22 +166,23 @@ class Constants:
     reweightings: of the rows by how far they disagree with the body's shape.
     largest_dense: features up to which the constraints' Gram matrix is formed, and screened rows
         are confirmed by linear programmes; beyond, by least squares over the simplex.
-    epsilon: of the literal plan, with the crude sum and with each refined one: the residual, as a
-        share of the label, that certifies a row. tolerance: the error of its weights that the body
-        allows for, in the same rounds: small where the body serves to find a proxy, which slack
-        drags to zero; in the last round enough that the heads are in it, as phase 5 needs.
+    epsilon: of the literal plan, with the crude sum and with a refined one: the residual, as a
+        share of the label, that certifies a row; somewhat more than the sum's own error.
+        tolerance: the error of its weights that the body allows for, in the same rounds: enough
+        that the heads are in it but for false rows.
     support: least weight of a token that takes part in a certified row's constraints.
-    most_rows: of the literal body, in units of d^2; the best are taken.
+    most_rows: of the literal body, in units of d^2, in the same rounds; the best are taken. With
+        the crude sum most are false and only many tell the proxy; later the best are true.
     penalty: of a constraint's slack; box: half the body's edge, over the centre's largest entry: it
         must not cut the chords short. true_rows: share of the rows that the practical body's centre
         satisfies without slack.
 
     Phase 3
-    margin_rows: that refine the sum, in units of d, of the robust and of the plain fit, which bears
-        no outliers and wants larger margins; its unknowns are d a column. margin_repeats: of one
-        token among them, up to sign.
+    margin_rows: that refine the sum, in units of d, its unknowns a column: of fewer, one on which
+        heads disagree already spoils the plain fit. margin_repeats: of one token among them, up to
+        sign.
     robust_steps: of the robust fit; robust_shrink: of its scale in each.
-    rounds: of refined sum and new certification, of the practical and of the literal plan.
+    rounds: of refined sum and new certification.
 
     Phase 5
     queried_rows: of the practical body that is queried, in units of d^2. largest_queried: features
@@ -228,18 +229,18 @@ class Constants:
     on_pair: float = 0.9
     reweightings: int = 8
     largest_dense: int = 32
-    epsilon: tuple[float, float, float] = (0.15, 0.06, 0.03)
-    tolerance: tuple[float, float, float] = (0.15, 0.06, 0.12)
+    epsilon: tuple[float, float] = (0.15, 0.06)
+    tolerance: tuple[float, float] = (0.15, 0.12)
     support: float = 0.1
-    most_rows: int = 20
+    most_rows: tuple[int, int] = (20, 5)
     penalty: float = 10.0
     box: float = 8.0
     true_rows: float = 0.95
-    margin_rows: tuple[int, int] = (60, 10)
+    margin_rows: int = 60
     margin_repeats: int = 4
     robust_steps: int = 60
     robust_shrink: float = 0.8
-    rounds: tuple[int, int] = (1, 2)
+    rounds: int = 1
     queried_rows: int = 2
     largest_queried: int = 16
     widest_angle: float = 0.5

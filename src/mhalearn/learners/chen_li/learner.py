@@ -153,7 +153,7 @@ def run_phases(
     # Phase 2: rows on which all heads attend alike, and their body.
     if known.span is None and not known.bodies:
         known = _certify_and_sculpt(known, task, plan, total, heads, 0)
-    rounds = 0 if _is_sculpted(known) else constants.rounds[plan.literal]
+    rounds = 0 if _is_sculpted(known) else constants.rounds
     for round_ in range(1, rounds + 1):
         # Phase 3: the body's proxy, and a refined sum from rows it is sure of.
         if len(known.sums) < round_:

@@ -21,10 +21,11 @@ from mhalearn._runtime.devices import shard_locally
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
-from mhalearn.learners.chen_li.streaming import Lowest, Watcher, walk
+from mhalearn.learners.chen_li.streaming import Lowest, Watcher, spread, up_to_sign, walk
 from mhalearn.learners.options import Constants
 
 _PROGRAMMES_AT_ONCE = 256
+_FURTHER = 16  # how many more rows are looked at where most repeat others
 _ROWS_AT_ONCE, _PROJECTED_STEPS = 8192, 400
 _DEFAULTS = Constants()
 
@@ -104,11 +105,30 @@ def screen_pairs(
 ) -> CertifiedRows:
     """The `count` rows and pairs of tokens with the lowest scores, in one pass.
 
+    No constraint comes twice: with a small vocabulary the best rows would be a few constraints over
+    and over. Where most are repeated, a second pass looks further.
     Source: the certification step of phase 2, on two-token supports, which are far more frequent
     than full ones. Cost: O(n k^3 e) time; memory of a chunk and of `count` rows.
     Trust: no false positives generically while m (k - 1) <= e and the sum is exact; the scores
     rank, the linear programme certifies.
     """
+    for room in (1, _FURTHER):
+        rows = _lowest_pairs(examples, total, room * count, most, constants, watch)
+        keys = np.hstack([up_to_sign(rows.query), up_to_sign(rows.difference)])
+        distinct = spread(keys, count, repeats=1)
+        if 2 * len(distinct) >= len(rows):
+            break
+    return rows.select(distinct)
+
+
+def _lowest_pairs(
+    examples: Examples,
+    total: Float64,
+    count: int,
+    most: int | None,
+    constants: Constants,
+    watch: Watcher | None,
+) -> CertifiedRows:
     k = examples.k
     pairs = np.array([(a, b) for a in range(k) for b in range(a)])
     lowest = Lowest(count)

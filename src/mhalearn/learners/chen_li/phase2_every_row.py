@@ -62,22 +62,23 @@ def certify_every_row(
     total: Float64,
     epsilon: float,
     tolerance: float,
-    constants: Constants,
+    most: int,
+    support: float = Constants.support,
     *,
     watch: Watcher | None = None,
 ) -> CertifiedRows:
-    """All constraints of all rows that the linear programme certifies, the best rows first.
+    """All constraints of the `most` best rows that the linear programme certifies, best first.
 
     One entry a row and pair of tokens in its support; `score` is the error of its log-odds that
     the body allows, tolerance (1 / p_a + 1 / p_b).
-    Cost: one pass and a programme for each row that is worth asking; at most `most_rows` d^2 rows
-    are kept. Trust: no false positives for an exact sum, generically, while m (k - 1) <= e and
+    Cost: one pass and a programme for each row that is worth asking. Trust: no false positives for
+    an exact sum, generically, while m (k - 1) <= e and
     epsilon is small; with a crude sum there are.
     """
     number, rows, tokens, labels = [], [], [], []
     for part in walk(examples, watch=watch):
         x, y = shard_locally(part.x), shard_locally(part.y)
-        asked = _worth_asking(x, y, total, epsilon, constants.support)
+        asked = _worth_asking(x, y, total, epsilon, support)
         example, row = np.nonzero(np.asarray(asked)[: part.real])
         number.append(example + part.start)
         rows.append(row)
@@ -92,10 +93,10 @@ def certify_every_row(
     left = y_ - np.einsum("ck,ckd->cd", solved.attention, x_) @ total
     share = np.linalg.norm(left, axis=1) / np.maximum(np.linalg.norm(y_, axis=1), 1e-300)
     # Rows on one token leave least and constrain nothing: they must not take others' places.
-    shared = np.sum(solved.attention >= constants.support, axis=1) > 1
+    shared = np.sum(solved.attention >= support, axis=1) > 1
     certified = np.flatnonzero((share <= epsilon) & shared)
     certified = certified[np.argsort(share[certified], kind="stable")]
-    certified = certified[: constants.most_rows * examples.d**2]
+    certified = certified[:most]
     return _constraints(
         number_[certified],
         row_[certified],
@@ -104,7 +105,7 @@ def certify_every_row(
         solved.attention[certified],
         solved.residual[certified],
         tolerance,
-        constants.support,
+        support,
     )
 
 

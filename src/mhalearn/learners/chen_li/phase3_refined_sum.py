@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from mhalearn._runtime.devices import shard_locally
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float, Float64, Int
 from mhalearn.data import Examples
-from mhalearn.learners.chen_li.streaming import Lowest, Watcher, walk
+from mhalearn.learners.chen_li.streaming import Lowest, Watcher, spread, up_to_sign, walk
 from mhalearn.learners.options import Constants
 
 _DEFAULTS = Constants()
@@ -69,23 +68,8 @@ def large_margin_rows(
     each = np.arange(len(row))
     first = np.asarray(_margins(jnp.asarray(x), jnp.asarray(proxy))[1])[each, row]
     token, label, margins = x[each, first], y[each, row], -largest.values
-    chosen = spread_tokens(token, count, repeats)
+    chosen = spread(up_to_sign(token), count, repeats)
     return MarginRows(token[chosen], label[chosen], margins[chosen])
-
-
-def spread_tokens(token: Float64, count: int, repeats: int) -> NDArray[np.int64]:
-    """The first `count` rows in which no token, up to sign, comes more than `repeats` times."""
-    lead = np.sign(token[np.arange(len(token)), np.argmax(token != 0, axis=1)])
-    seen: dict[bytes, int] = {}
-    chosen = []
-    for place, one in enumerate(token * lead[:, None] + 0.0):
-        key = one.tobytes()
-        seen[key] = seen.get(key, 0) + 1
-        if seen[key] <= repeats:
-            chosen.append(place)
-        if len(chosen) == count:
-            break
-    return np.array(chosen, np.int64)
 
 
 def refine_projection_sum(

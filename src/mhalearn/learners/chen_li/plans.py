@@ -53,7 +53,7 @@ class Plan:
     span: phase 5. Task, body, rows, heads -> Span.
     net: phase 6. Task, Span -> NetResult.
     decode: past it, or None. Task, layer -> Decoded.
-    literal: as many rounds as the literal plan has, and validation examples that no phase sees.
+    literal: the net is validated on examples that no phase sees.
     """
 
     name: str
@@ -117,12 +117,15 @@ def certify_and_confirm(task: Task, total: Float64, round_: int = 0) -> Certifie
 
 def _certify_every_row(task: Task, total: Float64, round_: int = 0) -> CertifiedRows:
     constants = task.constants
-    place = min(round_, len(constants.epsilon) - 1)
-    epsilon, tolerance = constants.epsilon[place], constants.tolerance[place]
+    later = round_ > 0
+    epsilon, tolerance = constants.epsilon[later], constants.tolerance[later]
+    most = constants.most_rows[later] * task.d**2
 
     def solve() -> CertifiedRows:
         watch = task.watcher(certification_stage(round_))
-        return certify_every_row(task.examples, total, epsilon, tolerance, constants, watch=watch)
+        return certify_every_row(
+            task.examples, total, epsilon, tolerance, most, constants.support, watch=watch
+        )
 
     rows = task.once(CertifiedRows, f"certified rows {round_}", solve)
     emit_rows(rows, rows, round_, task.examples, task.run)
@@ -154,7 +157,7 @@ def _refine(task: Task, body: Any, total: Float64, round_: int, *, robust: bool)
     rows = large_margin_rows(
         task.examples,
         body.proxy,
-        constants.margin_rows[not robust] * task.d,
+        constants.margin_rows * task.d,
         repeats=constants.margin_repeats,
         watch=task.watcher("phase 3: refined sum"),
     )

@@ -105,3 +105,23 @@ class Lowest:
         order = np.lexsort((places, values))[: self._count]
         self.values, self.places = values[order], places[order]
         self.x, self.y = x[order], y[order]
+
+
+def up_to_sign(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each vector (n, d) or its negative, whichever begins above zero."""
+    lead = np.sign(vectors[np.arange(len(vectors)), np.argmax(vectors != 0, axis=1)])
+    return vectors * lead[:, None] + 0.0
+
+
+def spread(keys: NDArray[np.float64], count: int, repeats: int) -> NDArray[np.int64]:
+    """The places of the first `count` keys, none of which comes more than `repeats` times."""
+    seen: dict[bytes, int] = {}
+    chosen = []
+    for place, one in enumerate(keys):
+        key = one.tobytes()
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] <= repeats:
+            chosen.append(place)
+        if len(chosen) == count:
+            break
+    return np.array(chosen, np.int64)

@@ -16,9 +16,8 @@ from mhalearn.learners.chen_li.phase3_refined_sum import (
     MarginRows,
     RefinedSum,
     refine_projection_sum,
-    spread_tokens,
 )
-from mhalearn.learners.chen_li.streaming import Lowest, Watcher, walk
+from mhalearn.learners.chen_li.streaming import Lowest, Watcher, spread, up_to_sign, walk
 from mhalearn.learners.options import Constants
 
 # Tokens whose image is shorter than this part of the typical one are near everything.
@@ -91,7 +90,7 @@ def refine_by_vertices(
         row, token = np.divmod(nearest.places % k**2, k)
         each = np.arange(len(row))
         tokens, labels = nearest.x[each, token].astype(np.float64), nearest.y[each, row]
-        chosen = spread_tokens(tokens, count, constants.margin_repeats)
+        chosen = spread(up_to_sign(tokens), count, constants.margin_repeats)
         rows = MarginRows(tokens[chosen], labels[chosen], -nearest.values[chosen])
         refined = refine_projection_sum(rows, refined.estimate, constants=constants)
     return refined
