@@ -7,6 +7,7 @@ import pytest
 
 import mhalearn as mha
 from mhalearn.learners import chen_li
+from mhalearn.learners.chen_li import phase2_every_row
 from mhalearn.report.phases import describe_phases
 from mhalearn.run.run import Run
 
@@ -47,7 +48,8 @@ def test_a_start_before_phase_5_begins_there_whatever_the_rounds(plan, truth, ex
             )
 
 
-def test_rows_on_one_token_take_no_places_among_the_certified(truth, examples):
+def test_rows_on_one_token_take_no_places_among_the_certified(truth, examples, monkeypatch):
+    monkeypatch.setattr(phase2_every_row, "_TOGETHER", 64)  # so that it may stop before the end
     total = truth.w.sum(axis=0)
     few, many = (
         chen_li.certify_every_row(examples, total, 0.15, 0.15, most) for most in (D**2, 1000 * D**2)
@@ -55,6 +57,8 @@ def test_rows_on_one_token_take_no_places_among_the_certified(truth, examples):
     kept, all_ = (set(zip(rows.example, rows.row, strict=True)) for rows in (few, many))
     assert len(kept) == D**2 < len(all_)
     assert kept < all_
+    best = list(dict.fromkeys(zip(many.example, many.row, strict=True)))[: D**2]
+    assert kept == set(best)
     assert np.all(np.take_along_axis(few.attention, few.pair, axis=1) >= 0.1)
 
 

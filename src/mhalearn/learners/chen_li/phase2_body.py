@@ -25,9 +25,14 @@ _DEFAULTS = Constants()
 
 
 @jax.jit
-def _contains(flat: Array, normals: Array, offsets: Array, tolerances: Array, box: Array) -> Array:
-    errors = jnp.abs(flat @ normals - offsets)
-    return (jnp.max(jnp.abs(flat), axis=1) <= box) & jnp.all(errors <= tolerances, axis=1)
+def _contains_on_rays(
+    lengths: Array, start: tuple[Array, Array], ways: tuple[Array, Array], limits: tuple[Array, ...]
+) -> Array:
+    """Members among the points start + length x way: entries within the box, rows within theirs."""
+    offsets, tolerances, box = limits
+    entries = jnp.abs(start[0] + lengths[:, None] * ways[0])
+    errors = jnp.abs(start[1] + lengths[:, None] * ways[1] - offsets)
+    return (jnp.max(entries, axis=1) <= box) & jnp.all(errors <= tolerances, axis=1)
 
 
 @dataclass(frozen=True)
@@ -76,20 +81,28 @@ class ConvexBody:
 
     def contains(self, thetas: Float64) -> np.ndarray:
         """Which of some matrices (s, d, d) are members."""
-        return np.asarray(self._oracle(thetas.reshape(len(thetas), -1)))
+        return self.along(np.zeros((self.d, self.d)), thetas)(np.ones(len(thetas)))
 
-    @cached_property
-    def _oracle(self) -> Callable[[Float64], Array]:
-        """Membership as a compiled program, with the constraints where it runs."""
+    @in_float64
+    def along(self, start: Float64, ways: Float64) -> Callable[[Float64], np.ndarray]:
+        """Membership of the points start + length x way, for ways (s, d, d), asked by lengths (s,).
+
+        What the rows say of every way is worked out once, however often it is asked.
+        """
+        normals, *limits = self._on_device
+        flat = [jnp.asarray(one.reshape(-1, self.d**2)) for one in (start, ways)]
+        known = [(one, one @ normals) for one in flat]
 
         @in_float64
-        def ask(flat: Float64) -> Array:
-            return _contains(jnp.asarray(flat), *known, self.box)
+        def ask(lengths: Float64) -> np.ndarray:
+            return np.asarray(_contains_on_rays(jnp.asarray(lengths), *known, tuple(limits)))
 
-        known = in_float64(
-            lambda: tuple(map(jnp.asarray, (self.normals.T.copy(), self.offsets, self.tolerances)))
-        )()
         return ask
+
+    @cached_property
+    def _on_device(self) -> tuple[Array, ...]:
+        rows = (self.normals.T.copy(), self.offsets, self.tolerances, np.asarray(self.box))
+        return in_float64(lambda: tuple(map(jnp.asarray, rows)))()
 
     @cached_property
     def proxy(self) -> Float64:

@@ -22,12 +22,15 @@ from mhalearn.learners.chen_li.phase2_certification import CertifiedRows, certif
 from mhalearn.learners.chen_li.streaming import Watcher, walk
 from mhalearn.learners.options import Constants
 
+_TOGETHER = 2048  # programmes between two looks at whether any other can matter
+
 
 @partial(jax.jit, static_argnames=("epsilon", "support"))
 def _worth_asking(
     x: Array, y: Float[Array, "b k e"], total: Float[Array, "d e"], epsilon: float, support: float
-) -> Bool[Array, "b k"]:
-    """Rows that the programme might certify with two tokens in their support.
+) -> tuple[Bool[Array, "b k"], Float[Array, "b k"]]:
+    """Rows that the programme might certify with two tokens in their support, and the least share
+    of its label that it can leave of each.
 
     With q the least-squares weights over the affine hull, rho their residual and s the smallest
     singular value of the images' differences, every p that sums to one leaves
@@ -53,7 +56,9 @@ def _worth_asking(
     room = allowed - left + 1e-12 * jnp.sum(apart**2, axis=-1)
     moved = jnp.sqrt(jnp.maximum(room, 0) / jnp.maximum(values[:, 1], 1e-300)[:, None])
     second = jnp.sort(weights, axis=-1)[..., -2]
-    return (room >= 0) & distinct[:, None] & (second + moved >= support)
+    asked = (room >= 0) & distinct[:, None] & (second + moved >= support)
+    least = jnp.sqrt(jnp.maximum(left, 0) / jnp.maximum(jnp.sum(y**2, axis=-1), 1e-300))
+    return asked, least
 
 
 @in_float64
@@ -72,41 +77,63 @@ def certify_every_row(
     One entry a row and pair of tokens in its support; `score` is the error of its log-odds that
     the body allows, tolerance (1 / p_a + 1 / p_b).
     Cost: one pass and a programme for each row that is worth asking. Trust: no false positives for
-    an exact sum, generically, while m (k - 1) <= e and
-    epsilon is small; with a crude sum there are.
+    an exact sum, generically, while m (k - 1) <= e and epsilon is small; with a crude sum there are.
     """
-    number, rows, tokens, labels = [], [], [], []
+    number, rows, tokens, labels, bounds = [], [], [], [], []
     for part in walk(examples, watch=watch):
         x, y = shard_locally(part.x), shard_locally(part.y)
-        asked = _worth_asking(x, y, total, epsilon, support)
+        asked, least = _worth_asking(x, y, total, epsilon, support)
         example, row = np.nonzero(np.asarray(asked)[: part.real])
         number.append(example + part.start)
         rows.append(row)
         tokens.append(part.x[example])
         labels.append(part.y[example, row])
-    gathered = [
-        devices.all_gather_rows(np.concatenate(one)) for one in (number, rows, tokens, labels)
-    ]
-    number_, row_, x_, y_ = gathered
+        bounds.append(np.asarray(least)[example, row])
+    found = (number, rows, tokens, labels, bounds)
+    gathered = [devices.all_gather_rows(np.concatenate(one)) for one in found]
+    order = np.lexsort((gathered[1], gathered[0], gathered[4]))
+    number_, row_, x_, y_, least_ = (one[order] for one in gathered)
     x_ = x_.astype(np.float64)
-    solved = certify_rows(x_, y_, total)
-    left = y_ - np.einsum("ck,ckd->cd", solved.attention, x_) @ total
-    share = np.linalg.norm(left, axis=1) / np.maximum(np.linalg.norm(y_, axis=1), 1e-300)
-    # Rows on one token leave least and constrain nothing: they must not take others' places.
-    shared = np.sum(solved.attention >= support, axis=1) > 1
-    certified = np.flatnonzero((share <= epsilon) & shared)
-    certified = certified[np.argsort(share[certified], kind="stable")]
-    certified = certified[:most]
+    attention, residual, share = _solve_best(x_, y_, total, least_, epsilon, support, most)
+    certified = np.flatnonzero(share <= epsilon)
+    certified = certified[np.argsort(share[certified], kind="stable")][:most]
     return _constraints(
         number_[certified],
         row_[certified],
         x_[certified],
         y_[certified],
-        solved.attention[certified],
-        solved.residual[certified],
+        attention[certified],
+        residual[certified],
         tolerance,
         support,
     )
+
+
+def _solve_best(
+    x: Float64,
+    y: Float64,
+    total: Float64,
+    least: Float64,
+    epsilon: float,
+    support: float,
+    most: int,
+) -> tuple[Float64, Float64, Float64]:
+    """Attention, residual and share of the label left, by programmes in the order of their lower
+    bounds, until no other row can be among the `most` best."""
+    count, k = x.shape[:2]
+    attention, residual, share = np.zeros((count, k)), np.zeros(count), np.full(count, np.inf)
+    for start in range(0, count, _TOGETHER):
+        if start >= most and least[start] > min(np.partition(share, most - 1)[most - 1], epsilon):
+            break
+        part = slice(start, start + _TOGETHER)
+        solved = certify_rows(x[part], y[part], total)
+        left = y[part] - np.einsum("ck,ckd->cd", solved.attention, x[part]) @ total
+        norms = np.maximum(np.linalg.norm(y[part], axis=1), 1e-300)
+        # Rows on one token leave least and constrain nothing: they must not take others' places.
+        shared = np.sum(solved.attention >= support, axis=1) > 1
+        share[part] = np.where(shared, np.linalg.norm(left, axis=1) / norms, np.inf)
+        attention[part], residual[part] = solved.attention, solved.residual
+    return attention, residual, share
 
 
 def _constraints(

@@ -5,12 +5,14 @@ way of meeting facets, is ours. Beside it, by linear optimisation (`span_by_quer
 too; the eigenvectors of `body_shape.py` are a third way.
 """
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Float64
+from mhalearn.learners.chen_li.phase2_body import ConvexBody
 from mhalearn.learners.chen_li.span import Span
 from mhalearn.learners.options import Constants
 
@@ -79,7 +81,8 @@ def span_by_membership(
     most. The body is long along the affine hull alone, so that in the end the m - 1 directions of
     least energy in the normals are the hull's.
     proxy: the point of the span beside them; the point inside unless given.
-    Cost: `facets` d^2 normals of d^2 x `turned_bisections` membership queries, each of O(rows d^2).
+    Cost: `facets` d^2 normals of d^2 x `turned_bisections` membership queries; `ConvexBody` takes
+        O(rows d^2) for the first of a ray and O(rows) for every other.
     Source: phase 5 of Chen & Li, by membership queries alone as there. How they are chosen is ours,
     after the reduction of separation to membership (Groetschel, Lovasz and Schrijver).
     Trust: as good as the body is thin across the affine hull and long along it.
@@ -92,10 +95,10 @@ def span_by_membership(
     def bisect(rays: Float64, low: Float64, high: Float64, times: int) -> Float64:
         """How far the body goes along each ray."""
         nonlocal queries
+        contains = _along(body, inside, rays.reshape(-1, *inside.shape))
         for _ in range(times):
             middle = (low + high) / 2
-            points = inside.ravel() + middle[:, None] * rays
-            member = body.contains(points.reshape(-1, *inside.shape))
+            member = contains(middle)
             low, high = np.where(member, middle, low), np.where(member, high, middle)
             queries += len(rays)
         return (low + high) / 2
@@ -122,6 +125,15 @@ def span_by_membership(
         basis = np.linalg.eigh(energy)[1].T
     wide = basis[:free].reshape(-1, *inside.shape)
     return Span(inside if proxy is None else proxy, wide, queries=queries)
+
+
+def _along(
+    body: MembershipOracle, start: Float64, ways: Float64
+) -> Callable[[Float64], np.ndarray]:
+    """Membership of the points start + length x way, asked by lengths."""
+    if isinstance(body, ConvexBody):
+        return body.along(start, ways)
+    return lambda lengths: body.contains(start + lengths[:, None, None] * ways)
 
 
 def _orthogonal(vector: Float64, found: list[Float64]) -> Float64:
