@@ -27,6 +27,7 @@ import numpy as np
 
 import mhalearn as mha
 from benchmarks import RESULTS
+from benchmarks.studies.phases import RECALLED, matched_rows
 from mhalearn.learners import chen_li
 from mhalearn.run.run import Run
 
@@ -91,18 +92,31 @@ def heads_agree(rows: Any, theta: np.ndarray) -> float:
     return float(np.mean(np.max(np.abs(logits - rows.log_odds[:, None]), axis=1) < 1.0))
 
 
-def measure(phases: chen_li.Phases, truth: mha.AttentionLayer, fresh: mha.Examples) -> Record:
+def share_kept(rows: Any, matched: set[tuple[int, int]]) -> float | None:
+    """Recall: of the rows on which the heads agree, the share that the body is made of."""
+    kept = set(zip(rows.example.tolist(), rows.row.tolist(), strict=True))
+    return len(kept & matched) / len(matched) if matched else None
+
+
+def measure(
+    phases: chen_li.Phases, truth: mha.AttentionLayer, examples: mha.Examples, fresh: mha.Examples
+) -> Record:
     """What the phases found, beside the truth in the same coordinates."""
     seen = truth
     if phases.whitening is not None:
         seen = chen_li.to_whitened(truth, phases.whitening)
     total = seen.w.sum(axis=0)
+    part = examples.subset(slice(0, RECALLED))
+    example, row, *_ = matched_rows(truth, part)
+    matched = set(zip(example.tolist(), row.tolist(), strict=True))
     record: Record = {
         "candidates": {one.name: relative(one.estimate, total) for one in phases.crude.candidates},
         "crude_sum_error": relative(phases.crude.estimate, total),
         "sum_errors": [relative(one.estimate, total) for one in phases.sums],
         "rows": [len(rows) for rows in phases.rows],
         "precision": [heads_agree(rows, seen.theta) for rows in phases.rows],
+        "matched": len(matched) / part.n / part.k,
+        "recall": [share_kept(rows, matched) for rows in phases.rows],
         "span_sine": chen_li.span_angle(phases.span, chen_li.exact_span(seen.theta)),
         "span_angles": dict(phases.span.angles),
         "span_queries": phases.span.queries,
@@ -143,7 +157,7 @@ def run_plan(
     except chen_li.Breakdown as breakdown:
         return {"broke": breakdown.phase, "why": str(breakdown), "seconds": run.seconds}
     seconds = {event.stage: event.seconds for event in run.events if "of" not in event.data}
-    return {"seconds": run.seconds, "stages": seconds} | measure(phases, truth, fresh)
+    return {"seconds": run.seconds, "stages": seconds} | measure(phases, truth, examples, fresh)
 
 
 def decode(line: int, seed: int) -> Record:

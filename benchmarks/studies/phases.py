@@ -94,7 +94,7 @@ def certification_quality(
     """
     logits = np.einsum("cd,mde,ce->cm", rows.query, truth.theta, rows.difference)
     true = np.max(np.abs(logits - rows.log_odds[:, None]), axis=1) < 1.0
-    found = certifies(*matched_rows(truth, part), total, rows.score.max())
+    found = certifies(*matched_rows(truth, part)[1:], total, rows.score.max())
     return {
         "certified": len(rows),
         "median_score": float(np.median(rows.score)),
@@ -106,9 +106,9 @@ def certification_quality(
 
 def matched_rows(
     truth: mha.AttentionLayer, part: Examples
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """All rows of some examples on which all heads agree on two tokens: row, pair, tokens, labels
-    of each."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """All rows of some examples on which all heads agree on two tokens: example, row, pair, tokens,
+    labels of each."""
     x, y, _ = part.arrays()
     k, found = part.k, []
     for start in range(0, part.n, 20_000):
@@ -127,7 +127,7 @@ def matched_rows(
                 example, row = np.nonzero(agree)
                 found += [(start + n, r, a, b) for n, r in zip(example, row, strict=True)]
     example, row, a, b = np.array(found, np.int64).reshape(-1, 4).T
-    return row, np.stack([a, b], axis=1), x[example].astype(np.float64), y[example]
+    return example, row, np.stack([a, b], axis=1), x[example].astype(np.float64), y[example]
 
 
 def certifies(

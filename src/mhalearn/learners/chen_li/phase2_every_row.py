@@ -76,8 +76,8 @@ def certify_every_row(
 
     One entry a row and pair of tokens in its support; `score` is the error of its log-odds that
     the body allows, tolerance (1 / p_a + 1 / p_b).
-    Cost: one pass and a programme for each row that is worth asking. Trust: no false positives for
-    an exact sum, generically, while m (k - 1) <= e and epsilon is small; with a crude sum there are.
+    Cost: one pass and a programme for each row that is worth asking. Trust: with an exact sum no
+    false positives, generically, while m (k - 1) <= e and epsilon is small; with a crude sum many.
     """
     number, rows, tokens, labels, bounds = [], [], [], [], []
     for part in walk(examples, watch=watch):
