@@ -74,7 +74,8 @@ def by_round(runs: list[Record], name: str) -> str:
 def decode_table(records: list[Record]) -> list[str]:
     rows = [
         "| m, d, k | N | MSE of phase 6, median (worst) | MSE decoded, median (worst) | at most | "
-        "good | asked | precision, phase 2 and 4 | recall, the same | span sine | seconds | commit |",
+        "good | asked | precision, phase 2 and 4 | recall, the same | span sine | seconds | "
+        "commit |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for line, (m, d, k, n, bar, needed, asked) in enumerate(DECODE):
@@ -186,8 +187,8 @@ def distribution_table(records: list[Record]) -> list[str]:
 def literal_table(records: list[Record]) -> list[str]:
     rows = [
         "| m, d, k | N | seeds run, asked | crude sum | refined sum | precision by round | "
-        "recall by round | constraints by round | heads in the last body, outside by, rows violated "
-        "| span sine: membership | to linear optimisation, eigenvectors "
+        "recall by round | constraints by round | heads in the last body, outside by, rows "
+        "violated | span sine: membership | to linear optimisation, eigenvectors "
         "| "
         "MSE | stated bound | seconds | what broke | commit |",
         "|" + "---|" * 16,
@@ -225,8 +226,9 @@ def write(records: list[Record]) -> str:
         INTRO,
         "\n".join(decode_table(records)),
         "Precision: the share of certified rows on which every head has the row's log-odds, to "
-        "within one. Recall: of the rows on which the heads agree on two tokens, to within the same, "
-        "the share that the body is made of, which takes the best 5 or 10 d^2 and leaves most out. "
+        "within one. Recall: of the rows on which the heads agree on two tokens, to within the "
+        "same, the share that the body is made of, which takes the best 5 or 10 d^2 and leaves "
+        "most out. "
         "Four heads are learned from bodies most of whose rows are false: the net needs a "
         "span "
         "that is only half right, and decoding does the rest.",
