@@ -245,9 +245,9 @@ class Constants:
     largest_queried: int = 16
     widest_angle: float = 0.5
     facets: float = 1.5
-    bisections: int = 40
-    turn: float = 0.02
-    turned_bisections: int = 16
+    bisections: int = 50
+    turn: float = 0.003
+    turned_bisections: int = 20
     net_ratios: tuple[float, float] = (20, 200)
     net_starts: int = 12
     net_steps: int = 40

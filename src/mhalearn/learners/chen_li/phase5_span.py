@@ -19,7 +19,14 @@ from mhalearn.learners.options import Constants
 _CHASES = 3
 _DEFAULTS = Constants()
 # A slightly turned ray ends this near to where the ray does, as a share.
-_BRACKET = 0.25
+_BRACKET = 0.02
+# Rays for each facet that is wanted, at most: others end at a known facet, or near an edge.
+_RAYS = 3
+# A known facet is where a ray ends to within this share; a normal gives its ray's length to within
+# this, or is none.
+_SAME, _ONE_FACET = 1e-4, 1e-2
+# Facets between two looks at which directions they leave open, once they fill the space.
+_FRESH = 16
 
 
 @runtime_checkable
@@ -76,10 +83,11 @@ def span_by_membership(
     """The directions along which the body is longest, found facet by facet.
 
     From a point inside a ray ends at a facet, found by bisection; where the facet is along slightly
-    turned rays tells its normal. The next ray is orthogonal to the normals so far and, once these
-    fill the space, along the direction that meets them least, whose facet is the one that matters
-    most. The body is long along the affine hull alone, so that in the end the m - 1 directions of
-    least energy in the normals are the hull's.
+    turned rays tells its normal. A ray that ends near an edge shows two facets, whose mixture is
+    none: that does not give the ray's own length, and is dropped. The next ray is orthogonal to the
+    normals so far and, once these fill the space, within the half of it that meets them least. The
+    body is long along the affine hull alone, so that in the end the m - 1 directions of least
+    energy in the normals are the hull's.
     proxy: the point of the span beside them; the point inside unless given.
     Cost: `facets` d^2 normals of d^2 x `turned_bisections` membership queries; `ConvexBody` takes
         O(rows d^2) for the first of a ray and O(rows) for every other.
@@ -103,27 +111,32 @@ def span_by_membership(
             queries += len(rays)
         return (low + high) / 2
 
-    energy, basis, thin = np.zeros((size, size)), np.eye(size), farthest
-    for met in range(round(constants.facets * size)):
-        # Orthogonal to all normals while there are such directions, then nearly so.
-        open_ = max(size - met, free)
+    wanted = round(constants.facets * size)
+    normals, basis, thin = np.zeros((0, size)), np.eye(size), farthest
+    for _ in range(_RAYS * wanted):
+        open_ = max(size - len(normals), size // 2, free)
         ray = rng.normal(size=open_) @ basis[:open_]
         ray /= np.linalg.norm(ray)
         start, end = np.zeros(1), np.full(1, farthest)
         reach = float(bisect(ray[None], start, end, constants.bisections)[0])
-        if not 0 < reach < 0.99 * farthest:
+        # On the facet a (x - inside) = 1 a ray r ends at 1 / <a, r>.
+        known = np.any(np.abs(reach * normals @ ray - 1) < _SAME)
+        if not 0 < reach < 0.99 * farthest or known:
             continue
         thin = min(thin, reach)
-        # On the facet a (x - inside) = 1 a ray r ends at 1 / <a, r>. A long ray meets its facet at
-        # a small angle, and is turned less.
+        # A long ray meets its facet at a small angle, and is turned less.
         turn = constants.turn * thin / reach
-        turned = ray + turn * np.eye(size)
-        low, high = np.full(size, reach / (1 + _BRACKET)), np.full(size, reach * (1 + _BRACKET))
-        ends = bisect(turned, low, high, constants.turned_bisections)
+        low, high = (np.full(size, reach * share) for share in (1 - _BRACKET, 1 + _BRACKET))
+        ends = bisect(ray + turn * np.eye(size), low, high, constants.turned_bisections)
         normal = (1 / ends - 1 / reach) / turn
-        energy += np.outer(normal, normal)
-        basis = np.linalg.eigh(energy)[1].T
-    wide = basis[:free].reshape(-1, *inside.shape)
+        if abs(reach * normal @ ray - 1) > _ONE_FACET:
+            continue
+        normals = np.vstack([normals, normal])
+        if len(normals) <= size or len(normals) % _FRESH == 0:
+            basis = np.linalg.eigh(normals.T @ normals)[1].T
+        if len(normals) == wanted:
+            break
+    wide = np.linalg.eigh(normals.T @ normals)[1].T[:free].reshape(-1, *inside.shape)
     return Span(inside if proxy is None else proxy, wide, queries=queries)
 
 
