@@ -112,9 +112,10 @@ screens pairs.
 
 **Asked** (talk, from the audience): would it survive label noise or an output non-linearity? The
 authors would worry about phase 1, which uses linearity. **Measured**: the solver under noise
-stays near the Cramér-Rao bound ([solver](solver.md)); of the phases nothing is on a page yet.
-**To go on**: `conditions.py` takes any teacher, noisy ones too; log-odds of noisy weights are
-biased, so weigh rows by their variance.
+stays near the Cramér-Rao bound ([solver](solver.md)). The phases bear it too: two heads (m = 2,
+d = 16) end at {noise_phases} with labels that err by {noise_level}, median of {noise_seeds} seeds,
+and at {noise_decoded} where every row is decoded ([plans](plans.md)). **To go on**: an output
+non-linearity; `conditions.py` takes any teacher.
 
 ## Other kinds of attention
 
@@ -130,7 +131,10 @@ the ratio of two logits, which is a linear constraint on Θ again.
 **Asked** (talk): inputs with structure should make the problem easier. **Measured**: tails on a
 vocabulary of 64 random tokens beside those on signs ([lemmas](tails.md)): certified rows are
 {more:.1f} times as frequent there, at tolerance {tolerance:.2g}. Laws of tokens other than ±1
-and Gaussian are a sampler or an array away in every function of `mhalearn.tails`. **To go on**:
+and Gaussian are a sampler or an array away in every function of `mhalearn.tails`.
+Run on {laws} other laws of tokens, the phases and decoding recover {laws_good} of them in every seed, among them vocabularies and a trained model's embeddings; of bits that a token shares with the
+next with probability .9 they recover {chain_good} ([plans](plans.md)).
+**To go on**:
 count matched rows on the tokens of real text, by `tails.certified_share`.
 
 ## Positions, and the next token
@@ -228,6 +232,26 @@ def vocabulary_numbers() -> dict[str, float]:
     return {"more": more, "tolerance": signs["t"][place]}
 
 
+def plan_numbers() -> dict[str, object]:
+    """Of noise and of other laws of tokens, from the study of the plans."""
+    runs = read("plans")
+    noisy = [r for r in runs if (r["study"], r["line"]) == ("noise", 0) and "mse" in r]
+    laws: dict[str, list[bool]] = {}
+    for r in runs:
+        if r["study"] == "distributions":
+            laws.setdefault(r["what"], []).append(r.get("mse", 1.0) <= 1e-10)
+    chain = laws["Markov bits .9"]
+    return {
+        "noise_level": f"{noisy[0]['what'][-1]:.0%}",
+        "noise_seeds": len(noisy),
+        "noise_phases": f"{np.median([r['net_mse'] for r in noisy]):.0e}",
+        "noise_decoded": f"{np.median([r['mse'] for r in noisy]):.0e}",
+        "laws": len(laws),
+        "laws_good": sum(all(good) for good in laws.values()),
+        "chain_good": f"{sum(chain)} of {len(chain)}",
+    }
+
+
 def study_numbers() -> dict[str, object]:
     runs = read("open_questions")
     spectra = [r for r in runs if r["part"] == "fourier"]
@@ -257,7 +281,7 @@ def study_numbers() -> dict[str, object]:
 
 
 def main() -> None:
-    numbers = condition_numbers() | gradient_numbers() | frequency_numbers()
+    numbers = condition_numbers() | gradient_numbers() | frequency_numbers() | plan_numbers()
     OUT.write_text(reflow(TEXT.format(**numbers, **vocabulary_numbers(), **study_numbers())))
 
 

@@ -195,8 +195,8 @@ class Constants:
     Phase 6
     net_ratios: examples for the net and for its refinement, over the counting limit.
     net_starts: points of the random net; net_steps: Gauss-Newton steps from each, at most.
-    net_radius: of the literal net, over the proxy's norm; net_spacing: of its points, for two,
-        three and four heads.
+    net_radius: of the literal net, over the norm of orthogonal heads of one size; net_spacing: of
+        its points, for two, three and four heads.
     select: examples that choose among them, and at most a quarter of all.
     delta: probability with which the literal plan's statement about its choice may fail.
     worst_error: relative squared error on these above which the result is no layer but STUCK.
@@ -229,7 +229,7 @@ class Constants:
     on_pair: float = 0.9
     reweightings: int = 8
     largest_dense: int = 32
-    epsilon: tuple[float, float] = (0.15, 0.06)
+    epsilon: tuple[float, float] = (0.15, 0.12)
     tolerance: tuple[float, float] = (0.15, 0.12)
     support: float = 0.1
     most_rows: tuple[int, int] = (20, 5)
@@ -251,8 +251,8 @@ class Constants:
     net_ratios: tuple[float, float] = (20, 200)
     net_starts: int = 12
     net_steps: int = 40
-    net_radius: float = 2.4
-    net_spacing: tuple[float, float, float] = (0.2, 0.6, 1.2)
+    net_radius: float = 1.3
+    net_spacing: tuple[float, float, float] = (0.1, 0.4, 0.65)
     select: int = 4000
     delta: float = 0.05
     worst_error: float = 0.1

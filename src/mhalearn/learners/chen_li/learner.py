@@ -137,8 +137,9 @@ def run_phases(
     known = start or Phases()
     emit_theory(examples, n_heads, plan.name, run)
     check_label_dimension(n_heads or 1, examples.k, examples.out_dim)
-    examples, whitening = _look_at_inputs(examples, known, run)
-    task = _make_task(examples, n_heads, plan, run, constants)
+    held = min(constants.select, examples.n // 4) if plan.literal else 0
+    examples, whitening = _look_at_inputs(examples, examples.n - held, known, run)
+    task = _make_task(examples, held, n_heads, run, constants)
     known = replace(known, plan=plan.name, whitening=whitening)
     if whitening is not None and known.net is not None:
         known = replace(known, net=_with_layer(known.net, to_whitened, whitening))
@@ -212,9 +213,15 @@ def _with_layer(result: Any, change: Any, whitening: Float64) -> Any:
     return None if result is None else replace(result, layer=change(result.layer, whitening))
 
 
-def _look_at_inputs(examples: Examples, known: Phases, run: Run) -> tuple[Examples, Float64 | None]:
-    """The examples in the coordinates of the phases: whitened unless they are +-1 or Gaussian."""
-    inputs = recognise_inputs(examples.working_set)
+def _look_at_inputs(
+    examples: Examples, seen: int, known: Phases, run: Run
+) -> tuple[Examples, Float64 | None]:
+    """The examples in the coordinates of the phases: whitened, by the first of them, unless they
+    are +-1 or Gaussian."""
+    few = examples.working_set
+    if seen < examples.n:
+        few = examples.subset(slice(0, min(seen, few.n)))
+    inputs = recognise_inputs(few)
     run.emit("inputs", detail=inputs.kind, between_tokens=inputs.between_tokens)
     if inputs.between_tokens >= _CHAINED:
         warn("inputs", _say_chained(inputs.between_tokens), run)
@@ -232,22 +239,21 @@ def _look_at_inputs(examples: Examples, known: Phases, run: Run) -> tuple[Exampl
         return examples, None
     matrix = known.whitening
     if matrix is None:
-        x, _, _ = examples.working_set.arrays()
+        x, _, _ = few.arrays()
         matrix = whiten_tokens(x.astype(np.float64))
     return examples.multiplied(matrix), matrix
 
 
 def _make_task(
-    examples: Examples, n_heads: int | None, plan: Plan, run: Run, constants: Constants
+    examples: Examples, held: int, n_heads: int | None, run: Run, constants: Constants
 ) -> Task:
-    """The last examples validate the literal plan's choice, and no phase sees them."""
+    """The last examples, where some are held back, validate the net, and no phase sees them."""
     few = examples.working_set
-    if not plan.literal:
+    if not held:
         return Task(examples, few, few, run, constants, n_heads)
-    count = min(constants.select, examples.n // 4)
-    seen = examples.view(slice(0, examples.n - count))
+    seen = examples.view(slice(0, examples.n - held))
     few = seen.subset(slice(0, min(seen.n, few.n)))
-    validation = examples.subset(slice(examples.n - count, None))
+    validation = examples.subset(slice(examples.n - held, None))
     return Task(seen, few, validation, run, constants, n_heads)
 
 

@@ -68,7 +68,9 @@ def literal_net_step(task: Task, span: Span) -> NetResult:
     rows = _LITERAL_ROWS * m * task.d
     fit = make_problem(few.subset(slice(0, min(few.n, math.ceil(rows / few.k)))), kind)
     held = make_problem(validation, kind)
-    radius, spacing = constants.net_radius, constants.net_spacing[max(m - 2, 0)]
+    # Heads that are orthogonal and of one size are sqrt(m) times as large as their proxy.
+    unit = math.sqrt(m)
+    radius, spacing = unit * constants.net_radius, unit * constants.net_spacing[max(m - 2, 0)]
     layer, error, errors = literal_net(span, fit, held, radius=radius, spacing=spacing)
     x, y, _ = validation.arrays()
     squares = np.sum((layer(x) - y) ** 2, axis=(1, 2)) / np.mean(np.sum(y**2, axis=(1, 2)))

@@ -133,6 +133,15 @@ class ConvexBody:
         solved = clarabel.DefaultSolver(quadratic, linear, stacked, bound, cones, settings).solve()
         return np.array(solved.x)[:size].reshape(self.d, self.d)
 
+    def stretch(self, theta: Float64) -> float:
+        """The factor at which a matrix shows the rows' log-odds, by least squares.
+
+        The minimum-norm point is the body's nearest to zero, shorter than that of the affine hull
+        by what the tolerances allow.
+        """
+        shown = self.errors(theta) + self.offsets
+        return float(shown @ self.offsets / max(shown @ shown, 1e-300))
+
     def maximise(self, direction: Float64) -> Float64:
         """argmax <direction, Theta> - penalty |direction| slack: a linear programme (HiGHS)."""
         c, size = len(self.offsets), self.d**2

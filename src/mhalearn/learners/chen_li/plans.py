@@ -195,9 +195,11 @@ def _span_of_shape(task: Task, body: Any, rows: CertifiedRows | None, heads: int
 def _span_by_membership(task: Task, body: Any, rows: CertifiedRows | None, heads: int) -> Span:
     """By membership alone; beside it by linear optimisation, and by eigenvectors."""
     constants, seed = task.constants, task.run.seed
-    inside = body.proxy
-    walked = body.without_violated(inside, _STRETCH) if isinstance(body, ConvexBody) else body
-    span = span_by_membership(walked, inside, heads, seed, constants=constants)
+    inside = proxy = body.proxy
+    walked = body
+    if isinstance(body, ConvexBody):
+        walked, proxy = body.without_violated(inside, _STRETCH), body.stretch(inside) * inside
+    span = span_by_membership(walked, inside, heads, seed, proxy=proxy, constants=constants)
     task.check_time("phase 5: span")
     angles = []
     if heads > 1:
