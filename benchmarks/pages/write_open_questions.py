@@ -132,8 +132,10 @@ the ratio of two logits, which is a linear constraint on Θ again.
 vocabulary of 64 random tokens beside those on signs ([lemmas](tails.md)): certified rows are
 {more:.1f} times as frequent there, at tolerance {tolerance:.2g}. Laws of tokens other than ±1
 and Gaussian are a sampler or an array away in every function of `mhalearn.tails`.
-Run on {laws} other laws of tokens, the phases and decoding recover {laws_good} of them in every seed, among them vocabularies and a trained model's embeddings; of bits that a token shares with the
-next with probability .9 they recover {chain_good} ([plans](plans.md)).
+Run on
+{laws} other laws of tokens, the phases and decoding recover {laws_good} of them in every seed,
+among them vocabularies and a trained model's embeddings; of bits that a token shares with the next
+with probability .9 they recover {chain_good} ([plans](plans.md)).
 **To go on**:
 count matched rows on the tokens of real text, by `tails.certified_share`.
 
