@@ -227,8 +227,8 @@ def write(records: list[Record]) -> str:
         "\n".join(decode_table(records)),
         "Precision: the share of certified rows on which every head has the row's log-odds, to "
         "within one. Recall: of the rows on which the heads agree on two tokens, to within the "
-        "same, the share that the body is made of, which takes the best 5 or 10 d^2 and leaves "
-        "most out. "
+        "same, the share that the body is made of, which takes the best of them (5 or 10 d^2 "
+        "rows), true or false. "
         "Four heads are learned from bodies most of whose rows are false: the net needs a "
         "span "
         "that is only half right, and decoding does the rest.",
@@ -265,13 +265,16 @@ def write(records: list[Record]) -> str:
         "with delta = 0.05. Sines are the largest over the directions of the span, medians "
         "(worst).",
         "\n".join(literal_table(records)),
-        "Where it does not work it is phase 2 that fails first: with the crude sum, whose error "
-        "of a "
-        "fifth is a bias and falls with d and not with N, most certified rows are false (precision "
-        "above), the body they cut has the wrong centre, and plain least squares takes the "
-        "outliers "
-        "into the sum. At d = 8 tokens repeat, and with four heads the true rows are too few. The "
-        "practical plan replaces just these steps.",
+        "Two heads of sixteen features are learned, as far as the net's spacing and the span "
+        "allow. "
+        "What fails elsewhere begins in phase 3: with the crude sum, whose error is a bias that "
+        "falls with d and not with N, most certified rows are false (precision above), and plain "
+        "least squares on the rows of large margin, some of which are outliers, leaves several "
+        "percent of the sum. Phase 4 cannot certify more sharply than that. With three heads false "
+        "rows remain in the last body and the heads are outside of it; with four too few "
+        "certify. At d = 8 rows pass by accident, for m (k - 1) is half of the labels' "
+        "dimension, and the span is found on some layers only. The practical plan replaces just "
+        "these steps.",
     ]
     return reflow("\n\n".join(parts) + "\n")
 
