@@ -173,6 +173,7 @@ CONDITIONS = """
 ## A teacher for each violated condition
 
 m = 2, d = 16, k = 3, s = 4, 200,000 examples, three seeds (`conditions.py`, which has the bars).
+The two teachers of other inputs were run at a later commit than the rest.
 
 | teacher | condition | value | threshold | what breaks | MSE |
 |---|---|---|---|---|---|
