@@ -140,7 +140,7 @@ class ConvexBody:
         by what the tolerances allow.
         """
         shown = self.errors(theta) + self.offsets
-        return float(shown @ self.offsets / max(shown @ shown, 1e-300))
+        return float(shown @ self.offsets) / max(float(shown @ shown), 1e-300)
 
     def maximise(self, direction: Float64) -> Float64:
         """argmax <direction, Theta> - penalty |direction| slack: a linear programme (HiGHS)."""
