@@ -265,7 +265,7 @@ def write(records: list[Record]) -> str:
         "with delta = 0.05. Sines are the largest over the directions of the span, medians "
         "(worst).",
         "\n".join(literal_table(records)),
-        "Two heads of sixteen features are learned, as far as the net's spacing and the span "
+        "Two heads are learned from sixteen features on, as far as the net's spacing and the span "
         "allow. "
         "What fails elsewhere begins in phase 3: with the crude sum, whose error is a bias that "
         "falls with d and not with N, most certified rows are false (precision above), and plain "
