@@ -80,3 +80,12 @@ def test_a_small_vocabulary_does_not_crowd_the_body_with_one_constraint(truth):
     flat = constraints.reshape(len(rows), -1).round(9)
     flat *= np.sign(flat[:, :1])
     assert len(np.unique(flat, axis=0)) == len(rows) > 2 * D * D
+
+
+def test_a_body_without_facets_has_no_span():
+    class Everything:
+        def contains(self, thetas):
+            return np.ones(len(thetas), bool)
+
+    with pytest.raises(chen_li.Breakdown, match="rays met 0 facets"):
+        chen_li.span_by_membership(Everything(), np.eye(3), HEADS)

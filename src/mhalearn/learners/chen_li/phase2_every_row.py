@@ -53,7 +53,8 @@ def _worth_asking(
     weights = 1 / k + jnp.einsum("brc,bc,bac->bra", along, inverse, basis[:, :, 1:])
     allowed = epsilon**2 * jnp.sum(y**2, axis=-1)
     # Rounding must not reject what is exact.
-    room = allowed - left + 1e-12 * jnp.sum(apart**2, axis=-1)
+    left = left - 1e-12 * jnp.sum(apart**2, axis=-1)
+    room = allowed - left
     moved = jnp.sqrt(jnp.maximum(room, 0) / jnp.maximum(values[:, 1], 1e-300)[:, None])
     second = jnp.sort(weights, axis=-1)[..., -2]
     asked = (room >= 0) & distinct[:, None] & (second + moved >= support)

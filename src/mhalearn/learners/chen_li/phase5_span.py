@@ -12,6 +12,7 @@ import numpy as np
 
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Float64
+from mhalearn.learners.chen_li.breakdown import Breakdown
 from mhalearn.learners.chen_li.phase2_body import ConvexBody
 from mhalearn.learners.chen_li.span import Span
 from mhalearn.learners.options import Constants
@@ -136,6 +137,14 @@ def span_by_membership(
             basis = np.linalg.eigh(normals.T @ normals)[1].T
         if len(normals) == wanted:
             break
+    if len(normals) < size - free:
+        raise Breakdown(
+            "phase 5: span",
+            f"rays met {len(normals)} facets of the body, {size - free} are needed to tell its "
+            "long directions: more certified rows, or a smaller `turn`",
+            facets=len(normals),
+            needed=size - free,
+        )
     wide = np.linalg.eigh(normals.T @ normals)[1].T[:free].reshape(-1, *inside.shape)
     return Span(inside if proxy is None else proxy, wide, queries=queries)
 
