@@ -202,7 +202,8 @@ class Constants:
     worst_error: relative squared error on these above which the result is no layer but STUCK.
 
     Decoding
-    decoded: examples that are decoded, in units of d^2; decoded_least: and so many at least.
+    decoded: examples that are decoded, in units of d^2; decoded_least, decoded_most: but at least
+        and at most so many, for regressions on more take longer than they tell.
     decode_steps: at most. usable: least weight of a token whose log-odds are used, and the largest
         that three standard errors of the weight may ask for; outside: how far a row's weights may
         leave the simplex, and the most that two standard errors allow.
@@ -258,6 +259,7 @@ class Constants:
     worst_error: float = 0.1
     decoded: int = 16
     decoded_least: int = 4000
+    decoded_most: int = 2**16
     decode_steps: int = 25
     usable: tuple[float, float] = (0.1, 0.25)
     outside: tuple[float, float] = (0.02, 0.1)

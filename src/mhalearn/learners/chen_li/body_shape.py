@@ -5,6 +5,7 @@ Ours, in place of the paper's programmes: phases 2 and 4 shape the body, its cen
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +21,12 @@ from mhalearn.learners.options import Constants
 
 _ROWS = 2048
 _DEFAULTS = Constants()
-# Eigenvectors sought where the Gram matrix is not formed: those that may be wide, and a few more.
-_SOUGHT = 10
+# Where the Gram matrix is not formed: eigenvectors sought beside the wide ones, which speed up their
+# convergence; steps between two looks at it, and at most; and how little a wide direction turns in
+# between once it has converged. Rows are reweighted after each solution, so that more digits than
+# the rows themselves have are for nothing.
+_COMPANY, _STEPS, _MOST_STEPS, _TURN = 2, 5, 60, 1e-4
+_RESIDUAL = 1e-5
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,18 @@ class BodyShape:
 
 
 def fit_shape(
-    rows: CertifiedRows, n_heads: int, trusted: int, constants: Constants = _DEFAULTS
+    rows: CertifiedRows,
+    n_heads: int,
+    trusted: int,
+    constants: Constants = _DEFAULTS,
+    *,
+    sought: int = 0,
 ) -> BodyShape:
     """Centre and wide directions from the constraints' Gram matrix, robustly.
 
     Rows weigh 4 q (1 - q), less once their score is above that at rank `trusted`, and less again
-    where they disagree with the others (eight reweightings).
+    where they disagree with the others (eight reweightings). At least `sought` eigenvalues are
+    found.
     Source: the eigenvector form of phases 2, 3 and 5. Cost: O(rows d^4 + d^6) time and O(d^4)
     memory up to `largest_dense` features; beyond, O(rows d^2) a product and O(rows d) memory.
     Trust: a heuristic shortcut; `span_by_queries` is what it is checked against.
@@ -63,7 +74,11 @@ def fit_shape(
     usual = np.partition(rows.score, min(trusted, c - 1))[min(trusted, c - 1)] + 1e-300
     base = 4 * rows.weight * (1 - rows.weight) / (1 + np.minimum(rows.score / usual, 1e6) ** 2)
     weights, free = base, n_heads - 1
-    solve = _solve_dense if d <= constants.largest_dense else _Iterative(d).solve
+    solve = (
+        _solve_dense
+        if d <= constants.largest_dense
+        else _Iterative(d, max(free + _COMPANY, sought)).solve
+    )
     for _ in range(constants.reweightings + 1):
         pull = (rows.query * (weights * offsets)[:, None]).T @ rows.difference
         values, wide, proxy = solve(rows, weights, pull, free)
@@ -88,10 +103,11 @@ def _solve_dense(
 
 class _Iterative:
     """The same from products with the Gram matrix, which is never formed: with a few times d^2 rows
-    it is well conditioned but for the few wide directions, so that few products do."""
+    it is well conditioned but for the few wide directions, so that few products do. Each solution
+    begins at the last, of which only the weights have changed."""
 
-    def __init__(self, d: int) -> None:
-        start = generator(0, Stream.BODY_EIGENVECTORS).normal(size=(d * d, _SOUGHT))
+    def __init__(self, d: int, sought: int) -> None:
+        start = generator(0, Stream.BODY_EIGENVECTORS).normal(size=(d * d, sought))
         self._basis = np.linalg.qr(start)[0]
         self._proxy = np.zeros(d * d)
 
@@ -107,12 +123,7 @@ class _Iterative:
             return np.stack(pulled, axis=-1).reshape(vectors.shape)
 
         gram = LinearOperator((d * d, d * d), matvec=product, matmat=product, dtype=np.float64)
-        with warnings.catch_warnings():
-            # The wide directions converge first; the others only keep them company.
-            warnings.simplefilter("ignore", UserWarning)
-            values, basis = lobpcg(gram, self._basis, largest=False, tol=1e-6, maxiter=60)
-        order = np.argsort(values)
-        values, self._basis = values[order], basis[:, order]
+        values = self._find_wide(gram, free)
         wide = self._basis[:, :free]
 
         def across(vector: Float64) -> Float64:
@@ -122,16 +133,36 @@ class _Iterative:
 
         firm = LinearOperator((d * d, d * d), matvec=across, dtype=np.float64)
         right = pull.ravel() - wide @ (wide.T @ pull.ravel())
-        self._proxy = cg(firm, right, x0=self._proxy, rtol=1e-8, maxiter=200)[0]
+        self._proxy = cg(firm, right, x0=self._proxy, rtol=_RESIDUAL, maxiter=200)[0]
         proxy = self._proxy - wide @ (wide.T @ self._proxy)
-        # By the power method: only its order of magnitude matters.
-        vector = right / max(float(np.linalg.norm(right)), 1e-300)
-        for _ in range(10):
-            vector = product(vector)
-            largest = float(np.linalg.norm(vector))
-            vector = vector / max(largest, 1e-300)
-        relative = np.maximum(values, 0.0) / max(largest, 1e-300)
+        relative = np.maximum(values, 0.0) / max(_largest_eigenvalue(product, right), 1e-300)
         return relative, wide.T.reshape(free, d, d), proxy.reshape(d, d)
+
+    def _find_wide(self, gram: LinearOperator, free: int) -> Float64:
+        """The lowest eigenvalues; their vectors are kept. The wide ones have converged, the others
+        only keep them company."""
+        values = np.zeros(0)
+        for _ in range(0, _MOST_STEPS, _STEPS):
+            before = self._basis[:, :free]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that not all of them converged
+                values, basis = lobpcg(gram, self._basis, largest=False, tol=1e-9, maxiter=_STEPS)
+            order = np.argsort(values)
+            values, self._basis = values[order], basis[:, order]
+            wide = self._basis[:, :free]
+            if np.linalg.norm(before - wide @ (wide.T @ before)) < _TURN:
+                break
+        return values
+
+
+def _largest_eigenvalue(product: Callable[[Float64], Float64], start: Float64) -> float:
+    """By the power method: only its order of magnitude matters."""
+    vector, largest = start / max(float(np.linalg.norm(start)), 1e-300), 0.0
+    for _ in range(5):
+        vector = product(vector)
+        largest = float(np.linalg.norm(vector))
+        vector = vector / max(largest, 1e-300)
+    return largest
 
 
 def _applied(rows: CertifiedRows, thetas: Float64) -> Float64:

@@ -228,7 +228,7 @@ def decode_rows(task: Task, start: AttentionLayer) -> Decoded:
     constants, few = task.constants, task.few
     spared = min(constants.select, few.n // 4)
     count = max(constants.decoded * task.d**2, constants.decoded_least)
-    count = min(count, few.n - spared)
+    count = min(count, constants.decoded_most, few.n - spared)
     kind = Dense(few.architecture(start.n_heads))
     fit = make_problem(few.subset(slice(0, count)), kind)
     select = make_problem(few.subset(slice(few.n - spared, None)), kind)

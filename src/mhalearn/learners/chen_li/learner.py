@@ -310,7 +310,8 @@ def count_heads(rows: CertifiedRows, total: Float64, width: int, task: Task) -> 
     most = min(constants.most_heads, width // (few.k - 1))
     if most < 2:
         return 1
-    shape = fit_shape(rows, 2, constants.trusted_rows * task.d**2, constants)
+    trusted = constants.trusted_rows * task.d**2
+    shape = fit_shape(rows, 2, trusted, constants, sought=most + 3)
     heads, gap = shape.guess_heads(most + 1)
     heads = min(heads, most)
     emit_heads(heads, gap, task.run)

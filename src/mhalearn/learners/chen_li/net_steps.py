@@ -18,6 +18,9 @@ from mhalearn.solvers.scaled_problem import make_problem
 
 # Rows that the literal net's least squares see, over its m d unknowns a column.
 _LITERAL_ROWS = 12
+# Rows over the same beyond which the counting limit asks for more than a net needs: it counts all
+# of Theta, of which the span leaves m^2 numbers open.
+_NET_ROWS = 4
 
 
 def search_net_step(task: Task, span: Span) -> NetResult:
@@ -25,7 +28,7 @@ def search_net_step(task: Task, span: Span) -> NetResult:
     choose."""
     few, constants = task.few, task.constants
     architecture = few.architecture(span.n_heads)
-    limit = few.counting_limit(architecture)
+    limit = min(few.counting_limit(architecture), _NET_ROWS * span.n_heads * task.d / few.k)
     sizes = [int(np.ceil(ratio * limit)) for ratio in constants.net_ratios]
     spared = min(constants.select, few.n // 4)
     sizes = [min(size, few.n - spared) for size in sizes]
