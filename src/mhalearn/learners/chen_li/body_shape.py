@@ -21,8 +21,8 @@ from mhalearn.learners.options import Constants
 
 _ROWS = 2048
 _DEFAULTS = Constants()
-# Where the Gram matrix is not formed: eigenvectors sought beside the wide ones, which speed up their
-# convergence; steps between two looks at it, and at most; and how little a wide direction turns in
+# Where the Gram matrix is not formed: eigenvectors sought beside the wide ones, whose convergence
+# they speed up; steps between two looks at it, and at most; how little a wide direction turns in
 # between once it has converged. Rows are reweighted after each solution, so that more digits than
 # the rows themselves have are for nothing.
 _COMPANY, _STEPS, _MOST_STEPS, _TURN = 2, 5, 60, 1e-4
