@@ -293,6 +293,14 @@ def test_a_phase_can_be_begun_from_the_truth(truth, examples, phase):
         known.before(1)
 
 
+def test_a_body_that_was_given_keeps_no_rows_of_another(truth, decoded):
+    known = chen_li.exact(truth)
+    later = replace(known, rows=decoded.rows[1:], bodies=(known.bodies[0], decoded.bodies[1]))
+    assert later.before(3).rows == ()
+    assert later.before(5).rows == decoded.rows[1:]
+    assert decoded.before(3).rows == decoded.rows[:1]
+
+
 def test_phases_are_saved_and_gone_on_from(decoded, examples, tmp_path):
     path = tmp_path / "phases.safetensors"
     decoded.save(path)
@@ -386,7 +394,7 @@ def test_phase_one_is_not_worse_than_the_paper(truth, examples, decoded):
 def test_beyond_a_width_no_gram_matrix_is_formed(truth, examples):
     rows = chen_li.screen_pairs(examples, truth.w.sum(axis=0), 6 * D * D)
     dense = chen_li.fit_shape(rows, HEADS, 2 * D * D)
-    free = chen_li.fit_shape(rows, HEADS, 2 * D * D, Constants(largest_dense=0))
+    free = chen_li.fit_shape(rows, HEADS, 2 * D * D, Constants(largest_dense=0), sought=6)
     assert chen_li.span_angle(dense.span, free.span) < 1e-3
     assert relative(free.proxy, dense.proxy) < 1e-3
     assert np.allclose(free.eigenvalues[:4], dense.eigenvalues[:4], rtol=0.3)

@@ -69,7 +69,9 @@ class Phases:
         if phase <= 5:
             kept |= {"span": None}
         if phase <= 4:
-            kept |= {"rows": self.rows[:1], "bodies": self.bodies[:1]}
+            # A body that was given, not sculpted, has no rows: those there are are of the last ones.
+            has_rows = len(self.rows) == len(self.bodies)
+            kept |= {"rows": self.rows[:has_rows], "bodies": self.bodies[:1]}
         if phase <= 3:
             kept |= {"sums": ()}
         if phase == 2:
