@@ -6,7 +6,6 @@ import math
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import optimistix
 import scipy
 from rich.console import Console
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, describe_code
 
 Record = dict[str, Any]
 console = Console(width=150)
@@ -122,15 +121,6 @@ def describe_machine() -> str:
         f"{platform.python_version()}, jax {jax.__version__}, numpy {np.__version__}, "
         f"scipy {scipy.__version__}, optax {optax.__version__}, optimistix {optimistix.__version__}"
     )
-
-
-def describe_code() -> str:
-    """The commit the code is of, with a mark where it was changed; nothing outside a repository."""
-    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
 
 
 def finite(value: float) -> float | None:

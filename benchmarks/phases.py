@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import os
 import queue
-import subprocess
 import sys
 import time
 import traceback
@@ -26,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is a package 
 import numpy as np
 
 import mhalearn as mha
-from benchmarks import RESULTS
+from benchmarks import RESULTS, describe_code
 from benchmarks.studies.phases import RECALLED, matched_rows
 from mhalearn.learners import chen_li
 from mhalearn.run.run import Run
@@ -289,15 +288,6 @@ def _work(cells: Any, results: Any, cores: list[int] | None, deadline: float) ->
         results.put(measure_cell(cell, cores))
 
 
-def commit() -> str:
-    asked = ["git", "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(asked, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("MHALEARN_COMMIT", "unknown")
-    return done.stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("studies", nargs="*", choices=[*STUDIES, []], default=[])
@@ -330,7 +320,7 @@ def main() -> None:
             method.Process(target=_work, args=(waiting, results, cores, deadline), daemon=True)
         )
         workers[-1].start()
-    code, left = commit(), len(cells)
+    code, left = describe_code(), len(cells)
     while left and time.monotonic() < deadline and any(one.is_alive() for one in workers):
         try:
             record = results.get(timeout=5)

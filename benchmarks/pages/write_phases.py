@@ -138,10 +138,12 @@ machine with seven others, so times are upper bounds. Ten layers a line, drawn a
 reaches a relative squared error of 1e-20. Medians, some with the worst in brackets. Sine: between
 the span and the truth; queries: between that span and the one by queries to the body. Sum: its
 relative error. Precision and recall: after phase 2, then after phase 4; a dash where recall was
-not measured.
+not measured. Rows without a commit are of code before vertex certification; the [plans](plans.md)
+have the same sums since.
 
-| m, d, k | s | N | inputs | good | MSE (worst) | sine | queries | sum | sec | precision | recall |
-|---|---|---|---|---|---|---|---|---|---|---|---|
+| m, d, k | s | N | inputs | good | MSE (worst) | sine | queries | sum | sec | precision | recall |\
+ commit |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 CONTROLS = """
@@ -248,7 +250,8 @@ def phase_tables(records: list[dict]) -> str:
             f"{said(middle([r['sum_error'] for r in done]), '.1e')} | "
             f"{said(middle([r['seconds'] for r in done]), '.0f')} | "
             f"{before_and_after(done, 'precision')} | "
-            f"{before_and_after(done, 'recall_of_matched_rows')} |\n"
+            f"{before_and_after(done, 'recall_of_matched_rows')} | "
+            f"{', '.join(sorted({r.get('commit', '-') for r in mine}))} |\n"
         )
         controls += control_line(line, inputs, [r for r in done if "controls" in r])
         for r in done:

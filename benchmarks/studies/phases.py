@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 import mhalearn as mha
-from benchmarks import RESULTS
+from benchmarks import RESULTS, describe_code
 from mhalearn.data import Examples
 from mhalearn.layer.dense import Dense
 from mhalearn.learners import chen_li, newton
@@ -203,7 +203,7 @@ def run(line: int, seed: int, more: int | None) -> dict[str, object]:
     examples = Examples.from_callable(truth, inputs, n=n, k=k, d=d, seed=2000 + seed)
     fresh = Examples.from_callable(truth, inputs, n=10_000, k=k, d=d, seed=3000 + seed)
     record: dict[str, object] = {"line": line, "seed": seed, "shape": [m, d, k], "scale": scale}
-    record |= {"examples": n, "inputs": inputs, "machine": machine()}
+    record |= {"examples": n, "inputs": inputs, "machine": machine(), "commit": describe_code()}
     trace = Run(seed=seed)
     try:
         phases = chen_li.run_phases(examples, m, trace, chen_li.PRACTICAL, CONSTANTS)
