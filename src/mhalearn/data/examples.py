@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from mhalearn._runtime import devices, storage
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.validation import check_count, check_shape
+from mhalearn.data.box import Box
 from mhalearn.data.inputs import Sampler, check_kind
 from mhalearn.data.shards import (
     as_json,
@@ -88,6 +89,8 @@ class Examples:
         seed: int = 0,
         noise: float = 0.0,
         progress: Callable[[Event], None] | None = None,
+        keep: str | Path | None = None,
+        one_by_one: bool = False,
     ) -> "Examples":
         """Examples of a black box f: (n, k, d) -> (n, k, e), drawn when they are used.
 
@@ -95,9 +98,15 @@ class Examples:
         AttentionLayer; or a PyTorch module in eval mode, called on its own device and in its own
         dtype (nn.MultiheadAttention as self-attention; see `interop.as_function`).
         inputs: as in `sample_inputs`, and the same inputs for the same seed. A function sees int8
-        for "boolean". Every pass calls f on the same blocks of inputs, whatever chunks are asked
-        for; a deterministic f gives the same examples. Here f is called on at most two examples, to
-        learn e and the dtype.
+        for "boolean".
+        Every example is asked for once, when it is first used, in blocks; here two of them are, to
+        learn e and the dtype, and one of the two once more, to learn whether f answers at random.
+        Answers are held up to 64 MiB; without `keep`, those beyond are asked for again in every
+        pass, which is for functions that cost nothing (an AttentionLayer is always computed anew).
+        keep: a file that keeps the answers as they come. A call that fails (whatever it raises but
+        a programming error) is made again three times, after 0.2, 1 and 5 seconds; then the run
+        breaks, and another with the same file asks for none of the answers that are there.
+        one_by_one: f takes one sequence (k, d) a call and returns (k, e).
         noise: standard deviation of Gaussian label noise, relative to the root mean square of the
         labels in the first block.
         progress: called with an Event after each block of labels, in every pass: its step is the
@@ -116,13 +125,16 @@ class Examples:
                 "such as mhalearn.report.terminal.Progress().on_event"
             )
         name = inputs if isinstance(inputs, str) else getattr(inputs, "__name__", "sampler")
+        if keep is not None and devices.n_processes() > 1:
+            raise ValueError("keep: one process alone can keep answers: leave it out")
+        box = Box(f, one_by_one=bool(one_by_one))
         return cls._over(
-            DrawnSource(f, inputs, n, k, d, seed, noise, progress),
+            DrawnSource(box, inputs, n, k, d, seed, noise, progress, keep),
             {"inputs": name, "seed": int(seed), "noise": float(noise)},
         )
 
     @property
-    def box(self) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
+    def box(self) -> Box | None:
         """What labels are asked of, where it is a function that says nothing but the truth: None
         for examples in memory or files, and where noise is added to its answers."""
         source = self._source

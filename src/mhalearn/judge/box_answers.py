@@ -1,17 +1,15 @@
 """What a box can be asked besides: the same once more, and its tokens in another order."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
+from mhalearn.data.box import Box
 
-Box = Callable[[NDArray[Any]], NDArray[Any]]
-
-_ASKED = 32
+# Examples whose tokens are reordered, and those that are asked about once more.
+_ASKED, _REPEATED = 32, 8
 
 
 class Answers(NamedTuple):
@@ -23,18 +21,26 @@ class Answers(NamedTuple):
 
 
 def ask_again(box: Box, examples: Examples, seed: int) -> Answers:
-    """Ask three times about the inputs of at most 32 examples. Trust: a box that is random only
-    now and then, or sees order only in some inputs, may not show it."""
-    x, _, lengths = examples.subset(slice(0, _ASKED)).arrays()
-    x = x[lengths == examples.k]
+    """Ask about the inputs of at most 32 examples in another order of tokens and, unless the box is
+    known to answer at random, about eight of them as they are.
+
+    Trust: a box that is random only now and then, or sees order only in some inputs, may not show
+    it.
+    """
+    x, y, lengths = examples.subset(slice(0, _ASKED)).arrays()
+    whole = lengths == examples.k
+    x, known = x[whole], y[whole].astype(np.float64)
     if len(x) == 0:
         return Answers(0.0, 0.0, 0)
+    size = float(np.sqrt(np.mean(known**2))) or 1.0
+    twice = box.repeated
+    if twice == 0.0:
+        again = box(x[:_REPEATED]).astype(np.float64)
+        twice = float(np.sqrt(np.mean((again - known[:_REPEATED]) ** 2))) / size
     order = generator(seed, Stream.BOX_ORDER).permutation(examples.k)
-    first, second = (box(x).astype(np.float64) for _ in range(2))
     reordered = box(np.ascontiguousarray(x[:, order])).astype(np.float64)
-    size = float(np.sqrt(np.mean(first**2))) or 1.0
     return Answers(
-        twice=float(np.sqrt(np.mean((first - second) ** 2))) / size,
-        reordered=float(np.sqrt(np.mean((first[:, order] - reordered) ** 2))) / size,
+        twice=twice,
+        reordered=float(np.sqrt(np.mean((known[:, order] - reordered) ** 2))) / size,
         asked=len(x),
     )

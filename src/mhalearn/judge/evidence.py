@@ -6,9 +6,10 @@ from functools import cached_property
 
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
+from mhalearn.data.box import Box
 from mhalearn.data.input_information import Information
 from mhalearn.data.label_precision import Precision, label_precision
-from mhalearn.judge.box_answers import Answers, Box, ask_again
+from mhalearn.judge.box_answers import Answers, ask_again
 from mhalearn.judge.certificate import RESOLVED, Certificate, make_certificate
 from mhalearn.judge.departures import Departure, find_departures
 from mhalearn.judge.fitted_attention import FittedAttention, look_at

@@ -58,8 +58,8 @@ def no_causal_mask(evidence: Evidence) -> Found | None:
 
 @check("order of tokens", expensive=True)
 def order_of_tokens(evidence: Evidence) -> Found | None:
-    """The box answers otherwise where tokens come in another order. Cost: three questions each
-    about a few examples."""
+    """The box answers otherwise where tokens come in another order. Cost: a question or two about
+    each of a few examples."""
     if evidence.architecture.causal or not _leaves_something(evidence):
         return None
     answers = evidence.answers

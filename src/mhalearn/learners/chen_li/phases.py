@@ -69,7 +69,7 @@ class Phases:
         if phase <= 5:
             kept |= {"span": None}
         if phase <= 4:
-            # A body that was given, not sculpted, has no rows: those there are are of the last ones.
+            # A body that was given, not sculpted, has no rows: what there are belong to the last.
             has_rows = len(self.rows) == len(self.bodies)
             kept |= {"rows": self.rows[:has_rows], "bodies": self.bodies[:1]}
         if phase <= 3:
