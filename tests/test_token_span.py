@@ -195,7 +195,6 @@ def numerical_rank(layer, x, architecture):
     return int(np.sum(values > 1e-9 * values[0]))
 
 
-@pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rank", [None, 4, 2])
 @pytest.mark.parametrize(
@@ -203,7 +202,8 @@ def numerical_rank(layer, x, architecture):
     [layer_norm, layer_norm_with_gain, one_hot, constant_feature, subspace],
     ids=lambda law: law.__name__,
 )
-def test_the_number_of_open_parameters_is_that_of_an_explicit_jacobian(law, rank, bias, heads):
+def test_the_number_of_open_parameters_is_that_of_an_explicit_jacobian(law, rank, bias):
+    heads = 2
     rng = np.random.default_rng(3)
     x, layer = law(rng), layer_of(rng, heads, bias)
     architecture = Architecture(D, heads, rank, E, bias)

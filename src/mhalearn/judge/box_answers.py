@@ -8,10 +8,23 @@ from numpy.typing import NDArray
 
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
+from mhalearn.layer.span_coordinates import SpanCoordinates
 
 Box = Callable[[NDArray[Any]], NDArray[Any]]
 
 _ASKED = 32
+
+
+def box_in_span(box: Box, coordinates: SpanCoordinates, examples: Examples) -> Box:
+    """A box that is asked in coordinates of the span of the examples' tokens, and sees tokens of
+    their dtype."""
+    dtype = next(examples.chunks(1)).x.dtype
+
+    def ask(z: NDArray[Any]) -> NDArray[Any]:
+        x = coordinates.inputs(z)
+        return box((np.rint(x) if np.issubdtype(dtype, np.integer) else x).astype(dtype))
+
+    return ask
 
 
 class Answers(NamedTuple):

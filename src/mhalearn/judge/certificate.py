@@ -28,6 +28,7 @@ from mhalearn.data.input_information import (
 )
 from mhalearn.data.label_precision import label_precision
 from mhalearn.judge.identifiability import Identifiability, assess_identifiability
+from mhalearn.judge.open_parameters import OpenParameters
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.rounding_test import run_rounding_test
 from mhalearn.judge.sign_symmetry import find_sign_symmetry
@@ -70,6 +71,11 @@ class Certificate:
     n_groups: int | None = None  # examples that ask something new; None where all were taken to
     # The largest smooth deviation from a layer, relative to the labels, that would not be seen.
     undetected: float | None = None
+    # Where tokens do not span the features: whether all that they can show is certified, as
+    # `recovered` is elsewhere, and what they leave open. Eigenvalues, open directions and the bound
+    # on parameters are then those in whitened coordinates of the span.
+    recovered_on_span: bool = False
+    span: OpenParameters | None = None
 
     def __repr__(self) -> str:
         """Short: the arrays would fill the screen."""
@@ -80,7 +86,12 @@ class Certificate:
 
     def withdrawn(self, reason: str) -> "Certificate":
         """Of a layer that other examples speak against: not recovered, whatever these say."""
-        return replace(self, recovered=False, reason=reason) if self.recovered else self
+        claims = self.recovered or self.recovered_on_span
+        return (
+            replace(self, recovered=False, recovered_on_span=False, reason=reason)
+            if claims
+            else self
+        )
 
     def without_noise(self) -> "Certificate":
         """Of a layer that leaves more than noise: no noise level, and no intervals."""
@@ -91,8 +102,9 @@ class Certificate:
         plain = {
             name: getattr(self, name)
             for name in self.__dataclass_fields__
-            if name not in ("spectrum", "intervals", "parameter_bound")
+            if name not in ("spectrum", "intervals", "parameter_bound", "span")
         }
+        plain["span"] = None if self.span is None else self.span.to_dict()
         bound = self.parameter_bound
         plain["parameter_bound"] = bound if bound is not None and math.isfinite(bound) else None
         if self.spectrum is not None:

@@ -10,6 +10,7 @@ Where o = 0 there are no biases in either. Where layers have no biases but the h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,6 +42,17 @@ class SpanCoordinates:
     def leaves_open(self) -> bool:
         """Whether layers that differ in x are one in z: tokens do not span the features."""
         return not self.span.is_full
+
+    def arrays(self) -> dict[str, Float64]:
+        """What a run that is resumed must find as it was: a basis may come out otherwise."""
+        return {name: getattr(self, name) for name in ("origin", "directions", "coordinates")}
+
+    def recorded(self, arrays: Mapping[str, Float64]) -> SpanCoordinates:
+        """The same span in a basis that `arrays` told."""
+        origin, directions, coordinates = (
+            arrays[name] for name in ("origin", "directions", "coordinates")
+        )
+        return replace(self, origin=origin, directions=directions, coordinates=coordinates)
 
     def tokens(self, x: Float64) -> Float64:
         return (x - self.origin) @ self.coordinates
@@ -92,9 +104,14 @@ class SpanCoordinates:
             shares = _share(bias, right if _has_narrow_w(self.given) else None, m)
             theta = theta + self.constant[:, None] * vector[:, None]
             w = w + self.constant[:, None] * shares[:, None]
-        biases = (vector, bias) if self.given.bias else (None, None)
         return AttentionLayer(
-            theta, w, *biases, layer.causal, metadata=layer.metadata, seen=layer.seen
+            theta,
+            w,
+            vector if self.given.bias else None,
+            bias if self.given.bias else None,
+            layer.causal,
+            metadata=layer.metadata,
+            seen=layer.seen,
         )
 
 

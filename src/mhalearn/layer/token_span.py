@@ -149,7 +149,8 @@ def measure_span(read: Read, finest: Precision | None = None) -> TokenSpan:
     triangle, squared_steps, t = _decompose(read, precision)
     coarse = precision.name != "float64"
     sizes = np.sqrt(np.sum(triangle[:, 1:] ** 2, axis=0) / t)
-    sizes = 2.0 ** np.round(np.log2(np.where(sizes > 0, sizes, 1.0)))
+    exponents = np.round(np.log2(np.where(sizes > 0, sizes, 1.0)))
+    sizes = np.asarray(2.0**exponents, np.float64)
     mean = triangle[0, 1:] / triangle[0, 0]
     spread = np.zeros((len(mean), len(mean)))
     spread[: len(triangle) - 1] = triangle[1:, 1:] / np.sqrt(t)
@@ -161,7 +162,7 @@ def measure_span(read: Read, finest: Precision | None = None) -> TokenSpan:
     rounding = _ROUNDED * np.sqrt(basis**2 @ entry) + _COMPUTED * unit * size
     there = values > rounding
     # A normal in units of the features' sizes is one of the user's features after division.
-    normals = np.linalg.qr((basis[~there] / sizes).T)[0].T
+    normals = np.asarray(np.linalg.qr((basis[~there] / sizes).T)[0].T, np.float64)
     through = bool(np.all(np.abs(basis[~there] @ (mean / sizes)) <= rounding[~there]))
     about_zero = np.concatenate([mean[None], spread])
     with one_lapack_thread():
@@ -198,12 +199,13 @@ def _whiten(
 def _decompose(read: Read, precision: Precision) -> tuple[Float64, Float64, int]:
     """R of the QR decomposition of tokens with a first feature of ones; the mean squares of the
     tokens' last places, by feature; and how many tokens there are."""
-    triangle, steps, t = np.zeros((0, 0)), np.zeros(1), 0
+    triangle: Float64 = np.zeros((0, 0))
+    steps, t = np.zeros(1), 0
     for tokens in read():
         rows = np.concatenate([np.ones((len(tokens), 1)), tokens], axis=1)
-        triangle = triangle.reshape(-1, rows.shape[1])
+        triangle = np.concatenate([triangle.reshape(-1, rows.shape[1]), rows])
         with one_lapack_thread():
-            triangle = np.linalg.qr(np.concatenate([triangle, rows]), mode="r")
+            triangle = np.asarray(np.linalg.qr(triangle, mode="r"), np.float64)
         if precision.name != "float64":
             steps = steps + np.sum(precision.steps(tokens) ** 2, axis=0)
         t += len(tokens)
@@ -214,7 +216,7 @@ def _condition_of(root: Float64, rank: int, t: int) -> float:
     """Of the matrix root^T root, of the given rank."""
     if rank == 0:
         return np.inf
-    values = np.linalg.svd(root, compute_uv=False)[:rank]
+    values = np.asarray(np.linalg.svd(root, compute_uv=False), np.float64)[:rank]
     return _condition(values[::-1] ** 2, t)
 
 
