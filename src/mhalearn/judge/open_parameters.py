@@ -40,8 +40,18 @@ class OpenParameters:
             f"n_open={self.n_open}, n_parameters={self.n_parameters})"
         )
 
-    def describe(self) -> str:
-        """The span in words that follow "on"."""
+    def say_recovered(self, reason: str) -> str:
+        """The reason of a layer that is recovered there."""
+        return (
+            f"recovered on {self._describe()}; {self.n_open} of {self.n_parameters} numbers that "
+            f"no such input can show are set to least norm: {reason}"
+        )
+
+    def say_considered(self, reason: str) -> str:
+        """Any other reason."""
+        return f"{reason} (considered on {self._describe()})"
+
+    def _describe(self) -> str:
         return f"the affine span of the tokens: {self.dimension} of {self.features} dimensions"
 
 

@@ -74,31 +74,8 @@ def lift_fit(fit: Fit, coordinates: SpanCoordinates) -> Lifted:
     if opened is not None:
         verdict = _on_span(verdict, opened)
         if certificate is not None:
-            certificate = certify_on_span(certificate, opened)
+            certificate = replace(certificate.on_span(opened), intervals=certificate.intervals)
     return Lifted(layer, verdict, certificate)
-
-
-def certify_on_span(certificate: Certificate, opened: OpenParameters) -> Certificate:
-    """A certificate that was made in coordinates of the span: what it certifies, it does there."""
-    said = _say_recovered if certificate.recovered else _say_other
-    return replace(
-        certificate,
-        recovered=False,
-        recovered_on_span=certificate.recovered,
-        reason=said(certificate.reason, opened),
-        span=opened,
-    )
-
-
-def _say_recovered(reason: str, opened: OpenParameters) -> str:
-    return (
-        f"recovered on {opened.describe()}; {opened.n_open} of {opened.n_parameters} numbers that "
-        f"no such input can show are set to least norm: {reason}"
-    )
-
-
-def _say_other(reason: str, opened: OpenParameters) -> str:
-    return f"{reason} (considered on {opened.describe()})"
 
 
 def _on_span(verdict: Verdict, opened: OpenParameters) -> Verdict:
@@ -106,15 +83,15 @@ def _on_span(verdict: Verdict, opened: OpenParameters) -> Verdict:
     findings = []
     for finding in verdict.findings:
         if finding.outcome is Outcome.RECOVERED:
-            outcome, said = Outcome.RECOVERED_ON_SPAN, _say_recovered
+            outcome, said = Outcome.RECOVERED_ON_SPAN, opened.say_recovered
         else:
-            outcome, said = finding.outcome, _say_other
+            outcome, said = finding.outcome, opened.say_considered
         numbers: dict[str, int | float] = {"span_dimension": opened.dimension}
         findings.append(
             replace(
                 finding,
                 outcome=outcome,
-                sentence=said(finding.sentence, opened),
+                sentence=said(finding.sentence),
                 numbers=finding.numbers | numbers | {"open_parameters": opened.n_open},
             )
         )
