@@ -225,7 +225,7 @@ TABLE = [
     ("a small column of a network", small_column_of_a_network("f2"), 2, {FITTED}),
     ("one float16 entry off", one_entry_off("f2", 0.5), 2, {FITTED}),
     ("float16 noise", (X, rng().standard_normal(Y.shape).astype("f2")), 2, {STUCK}),
-    ("tokens on a line", labelled(np.sign(X[..., :1]) * X[0, 0]), 2, {NOT_IDENTIFIED, TOO_FEW}),
+    ("tokens on a line", labelled(np.sign(X[..., :1]) * X[0, 0]), 2, {FITTED, TOO_FEW}),
     ("too few heads", (X, THREE(X)), 2, {STUCK}),
     ("a small head too few", (X, with_small_third_head(1e-4)(X)), 2, {FITTED}),
     (
