@@ -248,6 +248,11 @@ def judge(trap: Trap, learner: Any) -> Record:
         right, error = compare(learned, trap, truth)
         right = right and not family and (not trap.twins or leaves_distant_layers_open(reason))
         found |= {"false": not right, "error": finite(error)}
+    if outcome == "RECOVERED_ON_SPAN":
+        true = trap.y if truth is None else forward(truth, trap.x, trap.lengths)
+        off = apart(forward(learned, trap.x, trap.lengths), true)
+        right = truth is not None and off <= 100 * max(COMPUTED, trap.last_place) and family != 0
+        found |= {"false": not right, "error": finite(off)}
     stated = stated_dimension(reason)
     if outcome == "NOT_IDENTIFIED" and stated:
         found["stated"], is_bound = stated

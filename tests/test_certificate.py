@@ -461,12 +461,14 @@ def test_open_directions_are_counted_and_never_recovered(layer, tokens, n, expec
     x = tokens(n, np.random.default_rng(8))
     certificate = certify(layer, x, layer(x))
     assert certificate.relative_mse < 1e-25
-    assert certificate.null_dimension == explicit_nullity(layer, x)
-    assert certificate.null_dimension > 0
+    beyond = 0 if certificate.span is None else certificate.span.n_open
+    assert certificate.null_dimension + beyond == explicit_nullity(layer, x)
+    assert certificate.null_dimension + beyond > 0
     if expected is not None:
-        assert certificate.null_dimension == expected
+        assert certificate.null_dimension + beyond == expected
     assert not certificate.recovered
-    assert str(certificate.null_dimension) in certificate.reason
+    assert certificate.recovered_on_span == (certificate.null_dimension == 0)
+    assert str(certificate.null_dimension or beyond) in certificate.reason
 
 
 def test_what_w_absorbs_is_open_though_it_is_computed_by_cancellation():

@@ -33,6 +33,7 @@ SIZE = float(np.sqrt(np.mean(Y**2)))
 
 FITTED, STUCK = Outcome.FITTED, Outcome.STUCK
 NOT_IDENTIFIED, TOO_FEW = Outcome.NOT_IDENTIFIED, Outcome.TOO_FEW_EXAMPLES
+ON_SPAN = Outcome.RECOVERED_ON_SPAN
 
 
 def rng(seed=0):
@@ -224,7 +225,7 @@ TABLE = [
     ("a small column of a network", small_column_of_a_network("f2"), 2, {FITTED}),
     ("one float16 entry off", one_entry_off("f2", 0.5), 2, {FITTED}),
     ("float16 noise", (X, rng().standard_normal(Y.shape).astype("f2")), 2, {STUCK}),
-    ("tokens on a line", labelled(np.sign(X[..., :1]) * X[0, 0]), 2, {NOT_IDENTIFIED, TOO_FEW}),
+    ("tokens on a line", labelled(np.sign(X[..., :1]) * X[0, 0]), 2, {FITTED, TOO_FEW}),
     ("too few heads", (X, THREE(X)), 2, {STUCK}),
     ("a small head too few", (X, with_small_third_head(1e-4)(X)), 2, {FITTED}),
     (
@@ -259,8 +260,8 @@ TABLE = [
         1,
         {NOT_IDENTIFIED},
     ),
-    ("tokens in a subspace", labelled(tokens_in_a_subspace()), 2, {NOT_IDENTIFIED}),
-    ("one-hot tokens", labelled(one_hot_tokens()), 2, {NOT_IDENTIFIED}),
+    ("tokens in a subspace", labelled(tokens_in_a_subspace()), 2, {ON_SPAN}),
+    ("one-hot tokens", labelled(one_hot_tokens()), 2, {ON_SPAN}),
     ("a feature float16 hardly sees", weak_feature(np.float16), 2, {NOT_IDENTIFIED}),
     ("zero labels", (X, 0 * Y), 2, {NOT_IDENTIFIED}),
     ("zero inputs and labels", (0 * X, 0 * Y), 2, {NOT_IDENTIFIED, TOO_FEW}),
@@ -387,20 +388,26 @@ def test_surplus_heads_are_reported_with_the_count_to_ask_for():
 
 
 @pytest.mark.parametrize(
-    ("inputs", "of_head", "between_heads"),
+    ("inputs", "of_head"),
     [
-        # All of Theta, and W but for its sum over heads.
-        (constant_tokens(), D * D, D * D),
         # Of Theta what meets the missing direction, and one row of W.
-        (tokens_in_a_subspace(), D * D - 9 + D, 0),
-        # Theta + u 1^T, and W + 1 u^T between heads.
-        (one_hot_tokens(), D, D),
+        (tokens_in_a_subspace(), D * D - 9 + D),
+        # Theta + u 1^T, and W + 1 u^T between two heads.
+        (one_hot_tokens(), D + D / 2),
     ],
 )
-def test_the_dimension_of_the_family_is_told(inputs, of_head, between_heads):
+def test_what_tokens_do_not_span_is_counted_and_told(inputs, of_head):
     estimator = learn(inputs, TWO(inputs))
+    assert estimator.certificate_.null_dimension == 0
+    assert estimator.certificate_.span.n_open == 2 * of_head
+    assert f"{2 * of_head:.0f} of {2 * 2 * D * D} numbers" in estimator.solution_.reason
+
+
+def test_the_dimension_of_the_family_is_told():
+    """All of Theta, and W but for its sum over heads."""
+    estimator = learn(constant_tokens(), TWO(constant_tokens()))
     m = estimator.n_heads_
-    expected = m * of_head + (m - 1) * between_heads
+    expected = m * D * D + (m - 1) * D * D
     assert estimator.certificate_.null_dimension == expected
     assert f"dimension {expected} " in estimator.solution_.reason
 

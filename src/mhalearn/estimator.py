@@ -20,7 +20,9 @@ from mhalearn._runtime.types import Float64
 from mhalearn._runtime.version import __version__
 from mhalearn.data import Examples, Survey, as_examples, check_sizes
 from mhalearn.data.input_information import measure_information
-from mhalearn.data.label_precision import label_precision
+from mhalearn.data.label_precision import Precision, label_precision
+from mhalearn.data.span import find_coordinates
+from mhalearn.judge.box_answers import box_in_span
 from mhalearn.judge.certificate import Certificate
 from mhalearn.judge.consistency_checks import has_outliers, is_noise_without_outliers
 from mhalearn.judge.evidence import Evidence
@@ -28,12 +30,14 @@ from mhalearn.judge.noise import refitted
 from mhalearn.judge.residuals import measure_residuals
 from mhalearn.judge.score import determination
 from mhalearn.judge.solution import Solution
+from mhalearn.judge.span import Fit, lift_fit
 from mhalearn.judge.subsets import Subsets, split_to_certify
 from mhalearn.judge.verdict import Verdict, agree, judge
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation
+from mhalearn.layer.span_coordinates import SpanCoordinates
 from mhalearn.learners.options import find_options, list_options
 from mhalearn.learners.protocol import Learner
 from mhalearn.learners.registry import find_learner
@@ -210,34 +214,53 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _solve(
         self, examples: Examples, working_set: Examples, survey: Survey, run: Run
     ) -> Solution:
-        """The order of the steps: split, learn, polish, judge, and under noise fit once more."""
+        """The order of the steps: split, learn, polish, judge, and under noise fit once more; in
+        coordinates of the tokens' span where those of the user will not do."""
         precision = label_precision(working_set)
-        information = measure_information(working_set, self._architecture, precision.unit)
-        subsets = split_to_certify(
-            examples, working_set, self._architecture, information, self.random_state
+        self._coordinates = self._find_coordinates(examples, working_set, precision)
+        inside = self._inside(working_set)
+        information = measure_information(inside, self._searched, precision.unit)
+        given = split_to_certify(
+            examples, working_set, self._searched, information, self.random_state
         )
-        candidate, converged = self._polish(self._learn(subsets, survey), subsets.train)
+        subsets = Subsets(
+            self._inside(given.every),
+            inside,
+            self._inside(given.train),
+            None if given.certify is None else self._inside(given.certify),
+            given.certify_groups,
+        )
+        box = self._box
+        if box is not None and self._coordinates is not None:
+            box = box_in_span(box, self._coordinates, working_set)
+        learned = self._learn(given, subsets.train, survey)
+        candidate, converged = self._polish(learned, subsets.train)
         evidence = Evidence(
             candidate=candidate,
-            architecture=self._architecture,
+            architecture=self._searched,
             subsets=subsets,
             run=run,
             precision=precision,
             information=information,
             polished=self._ends_polished,
             converged=converged,
-            box=self._box,
+            box=box,
         )
         certificate = evidence.certificate
         if certificate is not None:
             run.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
         verdict = judge(evidence)
-        layer, reason = evidence.layer, verdict.reason
+        layer, told = evidence.layer, ""
         certificate = agree(evidence, verdict)
         if certificate is not None and self._may_refit(verdict, evidence):
             cause = "Noise" if verdict.findings[0].name == "noise" else "Rounding"
             layer, certificate, told = self._refit(certificate, evidence, cause)
-            reason += told
+        if self._coordinates is not None and isinstance(layer, AttentionLayer):
+            fit = Fit(
+                layer, verdict, certificate, given.train, given.certify, working_set, precision
+            )
+            layer, verdict, certificate = lift_fit(fit, self._coordinates)
+        reason = verdict.reason + told
         run.emit("outcome", detail=f"{verdict.outcome.name}: {reason}")
         return Solution(
             layer=layer.replace(seen=self._seen),
@@ -250,18 +273,51 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             phases=candidate.phases,
         )
 
-    def _learn(self, subsets: Subsets, survey: Survey) -> Candidate:
-        """Run the learner on `train` or, if it can, on all but `certify`."""
-        learner, given = self._learner, subsets.train
-        if subsets.has_more and learner.streams:
-            certify = subsets.certify
+    def _find_coordinates(
+        self, examples: Examples, working_set: Examples, precision: Precision
+    ) -> SpanCoordinates | None:
+        """Those to learn and judge in, told to the run; None where the user's will do, or where the
+        learner does not know the layers of the others."""
+        coordinates = find_coordinates(
+            working_set,
+            self._architecture,
+            precision,
+            others=examples if working_set.n < examples.n else None,
+            whiten=self._learner.whitens,
+        )
+        if coordinates is None or self._learner.supports(coordinates.reduced) is not None:
+            return None
+        span = coordinates.span
+        coordinates = coordinates.recorded(self._run.checkpoint.once("span", coordinates.arrays))
+        self._run.enter(coordinates)
+        detail = f"{span.rank} of {span.d} dimensions, whitened"
+        self._run.emit("span", span.rank, detail=detail, of=span.d)
+        return coordinates
+
+    @property
+    def _searched(self) -> Architecture:
+        """The class of layers in the coordinates that are learned in."""
+        return self._architecture if self._coordinates is None else self._coordinates.reduced
+
+    def _inside(self, examples: Examples) -> Examples:
+        """Examples in those coordinates."""
+        return examples if self._coordinates is None else examples.in_span(self._coordinates)
+
+    def _learn(self, given: Subsets, train: Examples, survey: Survey) -> Candidate:
+        """Run the learner on `train` or, if it can, on all but `certify`.
+
+        given: the subsets as the user has them, whose hashes the survey knows.
+        """
+        learner, searched, all_given = self._learner, self._searched, train
+        if given.has_more and learner.streams:
+            certify = given.certify
             apart = np.zeros(0, np.uint64) if certify is None else certify.survey().input_hashes
-            given = subsets.every.view(~np.isin(survey.input_hashes, apart))
-            given = given.with_working_set(subsets.train)
+            all_given = self._inside(given.every.view(~np.isin(survey.input_hashes, apart)))
+            all_given = all_given.with_working_set(train)
 
         def learn() -> Candidate:
-            found = learner.learn(given, self._architecture, self._run, self._options)
-            return check_candidate(found, learner, self._architecture)
+            found = learner.learn(all_given, searched, self._run, self._options)
+            return check_candidate(found, learner, searched)
 
         return self._run.once("solution", learn)
 
@@ -270,7 +326,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         and whether the descent came to rest."""
         layer, converged = learned.layer, True
         if self.polish and learned.outcome is Outcome.FITTED:
-            run, architecture = self._run, self._architecture
+            run, architecture = self._run, self._searched
             layer, loss, converged = polish_on(train, layer, architecture, run)
             if isinstance(layer, AttentionLayer):
                 layer, _ = reduce_heads(layer, loss, train, architecture, run)
@@ -324,7 +380,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         layer, subsets = evidence.layer, evidence.subsets
         examples, working_set = subsets.every, subsets.working_set
-        architecture, run, told = self._architecture, self._run, ""
+        architecture, run, told = self._searched, self._run, ""
         layer = polish_on(working_set, layer, architecture, run).layer
         if subsets.has_more:
             streamed = None
@@ -371,7 +427,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The running trace belongs to the process; callbacks are the caller's to restore."""
         state = dict(super().__getstate__())
         state.pop("_run", None)
-        for name in ("_seen", "_architecture", "_box"):
+        for name in ("_seen", "_architecture", "_box", "_coordinates"):
             state.pop(name, None)
         state["on_event"] = None
         return state

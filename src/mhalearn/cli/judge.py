@@ -1,8 +1,10 @@
 """certify, compare and check: what can be said of a layer in a file."""
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +12,9 @@ from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.exit_codes import Exit, guarded
 from mhalearn.cli.options import Json, LayerFile
 from mhalearn.cli.output import print_facts, print_json, print_table, print_verdict
+
+if TYPE_CHECKING:
+    from mhalearn.judge.certificate import Certificate
 
 commands = typer.Typer()
 
@@ -45,7 +50,7 @@ def certify_command(
     else:
         beware = {"beware": "this very layer made these labels: that it fits them shows nothing"}
         print_verdict(
-            "RECOVERED" if certificate.recovered else "NOT RECOVERED",
+            _say(certificate),
             certificate.reason,
             {
                 "relative error": f"{certificate.relative_mse:.1e} squared, "
@@ -54,7 +59,14 @@ def certify_command(
             }
             | (beware if circular else {}),
         )
-    return Exit.DONE if certificate.recovered else Exit.NOT_RECOVERED
+    certified = certificate.recovered or certificate.recovered_on_span
+    return Exit.DONE if certified else Exit.NOT_RECOVERED
+
+
+def _say(certificate: Certificate) -> str:
+    if certificate.recovered_on_span:
+        return "RECOVERED_ON_SPAN"
+    return "RECOVERED" if certificate.recovered else "NOT RECOVERED"
 
 
 @commands.command(
@@ -68,13 +80,17 @@ def certify_command(
 def compare_command(
     learned: Annotated[Path, typer.Argument(metavar="LAYER", help="The learned layer.")],
     truth: Annotated[Path, typer.Argument(metavar="LAYER", help="The layer to compare with.")],
+    inputs: Annotated[
+        Path | None,
+        typer.Option(metavar="EXAMPLES", help="Compare in the metric of these tokens."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Compare two layers head by head, up to the order of heads."""
     import mhalearn as mha
 
     first, second = mha.load_layer(learned), mha.load_layer(truth)
-    found = mha.compare(first, second)
+    found = mha.compare(first, second, None if inputs is None else mha.load_examples(inputs))
     if as_json:
         print_json({"comparable": found.comparable, **dataclasses.asdict(found)})
     elif found.comparable:

@@ -54,7 +54,8 @@ def _list_methods() -> list[str]:
     "  mhalearn learn data.npz --report report.html --json > result.json\n\n"
     "  mhalearn learn shards/ --heads auto --checkpoint run.safetensors --resume\n\n"
     "  srun mhalearn learn shards/ --distributed --out layer.safetensors\n\n"
-    "Exit code 0: recovered; 3: finished, not recovered; 2: bad input; 4: broken from outside; "
+    "Exit code 0: recovered, be it on the span of the tokens; 3: finished, not recovered; "
+    "2: bad input; 4: broken from outside; "
     "130: Ctrl-C, with the best layer so far in --out.",
 )
 @guarded
@@ -163,7 +164,8 @@ def learn_command(
             print_verdict(solution.outcome.name, solution.reason, learned.in_words())
         for failure in failures.values():
             raise failure
-    return Exit.DONE if estimator.outcome_ is mha.Outcome.RECOVERED else Exit.NOT_RECOVERED
+    recovered = (mha.Outcome.RECOVERED, mha.Outcome.RECOVERED_ON_SPAN)
+    return Exit.DONE if estimator.outcome_ in recovered else Exit.NOT_RECOVERED
 
 
 def _write(
@@ -204,6 +206,8 @@ class Learned(NamedTuple):
             "outcome": solution.outcome.name,
             "reason": solution.reason,
             "recovered": solution.outcome.name == "RECOVERED",
+            "recovered_on_span": solution.outcome.name == "RECOVERED_ON_SPAN",
+            "span_dimension": None if certificate is None else certificate.span_dimension,
             "interrupted": False,
             "n_heads": self.estimator.n_heads_,
             "examples": shape,
@@ -228,6 +232,8 @@ class Learned(NamedTuple):
         if certificate is not None:
             facts["held-out error"] = f"{certificate.relative_mse:.1e} relative squared"
             facts["certificate"] = certificate.statement
+            for i, words in enumerate(() if certificate.span is None else certificate.span.words):
+                facts["open" if i == 0 else " " * i] = words
         if self.report is not None:
             facts["report"] = self._place(self.report)
         return facts | {"seconds": f"{self.seconds:.1f}"}

@@ -32,7 +32,7 @@ def strict(value: Any) -> Any:
 def print_verdict(name: str, reason: str, facts: Mapping[str, str]) -> None:
     from rich.text import Text
 
-    style = "bold green" if name == "RECOVERED" else "bold yellow"
+    style = "bold green" if name in ("RECOVERED", "RECOVERED_ON_SPAN") else "bold yellow"
     _show(Text.assemble((name, style), f"  {reason}"))
     print_facts(facts)
 

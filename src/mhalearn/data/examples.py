@@ -38,6 +38,7 @@ from mhalearn.data.sources import (
 from mhalearn.data.survey import Survey, merge_surveys, survey_blocks
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.parametrisation import Parametrisation
+from mhalearn.layer.span_coordinates import SpanCoordinates
 from mhalearn.run.events import Event
 
 Indices = slice | ArrayLike
@@ -266,17 +267,25 @@ class Examples:
             return self.subset(chosen)
         return Examples._over(view_source(self._source, chosen), self.metadata)
 
-    def multiplied(self, matrix: NDArray[np.float64]) -> "Examples":
-        """The same examples with every token times a matrix (d, f): those that are not in memory
-        stay where they are, and are multiplied as they are read."""
+    def multiplied(
+        self, matrix: NDArray[np.float64], origin: NDArray[np.float64] | None = None
+    ) -> "Examples":
+        """The same examples with every token x as (x - origin) M, M (d, f), origin zero unless
+        given: those not in memory stay where they are, and are multiplied as they are read."""
         if isinstance(self._source, Shares):
-            raise ValueError("multiplied: not for examples that many processes share")
-        examples = Examples._over(Multiplied(self._source, matrix), self.metadata)
-        if self.in_memory:
-            examples = Examples(*examples.arrays()[:2], self.lengths if self.has_lengths else None)
+            examples = Examples._over(self._source.multiplied(matrix, origin), self.metadata)
+        else:
+            examples = Examples._over(Multiplied(self._source, matrix, origin), self.metadata)
+            if self.in_memory:
+                given = self.lengths if self.has_lengths else None
+                examples = Examples(*examples.arrays()[:2], given, metadata=self.metadata)
         if self._working_set is not None:
-            examples._working_set = self._working_set.multiplied(matrix)
+            examples._working_set = self._working_set.multiplied(matrix, origin)
         return examples
+
+    def in_span(self, coordinates: SpanCoordinates) -> "Examples":
+        """The same examples with tokens in coordinates of their span."""
+        return self.multiplied(coordinates.coordinates, coordinates.origin)
 
     def _chosen(self, asker: str, indices: Indices) -> NDArray[np.int64]:
         try:

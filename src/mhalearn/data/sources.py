@@ -191,17 +191,28 @@ class View:
 
 
 class Multiplied:
-    """Examples of a source with every token multiplied by a matrix (d, f), a block at a time."""
+    """Examples of a source with every token x as (x - origin) M, M (d, f), a block at a time;
+    padding is zero."""
 
-    def __init__(self, source: ExampleSource, matrix: NDArray[np.float64]) -> None:
-        self._source, self._matrix = source, matrix
+    def __init__(
+        self,
+        source: ExampleSource,
+        matrix: NDArray[np.float64],
+        origin: NDArray[np.float64] | None = None,
+    ) -> None:
+        self._source, self._matrix, self._origin = source, matrix, origin
         self.starts, self.y_dtype = source.starts, source.y_dtype
         self.shape = (source.shape[0], matrix.shape[1], source.shape[2])
         self.has_lengths = source.has_lengths
 
     def block(self, index: int) -> ExampleBlock:
         block = self._source.block(index)
-        return block._replace(x=block.x.astype(np.float64) @ self._matrix)
+        x = block.x.astype(np.float64)
+        if self._origin is not None:
+            padding = np.arange(x.shape[1]) >= block.lengths[:, None]
+            x = x - self._origin
+            x[padding] = 0.0
+        return frozen(block._replace(x=x @ self._matrix))
 
     def lengths(self, index: int) -> NDArray[np.int64]:
         return self._source.lengths(index)
@@ -264,6 +275,13 @@ class Shares:
         view = View(self._source, chosen)
         owners = [self._owners[block] for block in view.blocks]
         return Shares(Kept(view) if keep else view, owners)
+
+    def multiplied(
+        self, matrix: NDArray[np.float64], origin: NDArray[np.float64] | None = None
+    ) -> "Shares":
+        """Each process multiplies its own."""
+        source: ExampleSource = Multiplied(self._source, matrix, origin)
+        return Shares(Kept(source) if self.in_memory else source, self._owners)
 
     def mine(self) -> ExampleSource:
         """What this process owns; it may be nothing."""

@@ -1,15 +1,31 @@
 """What a box can be asked besides: the same once more, and its tokens in another order."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
 from mhalearn.data.box import Box
+from mhalearn.layer.span_coordinates import SpanCoordinates
 
 # Examples whose tokens are reordered, and those that are asked about once more.
 _ASKED, _REPEATED = 32, 8
+
+
+def box_in_span(box: Box, coordinates: SpanCoordinates, examples: Examples) -> Box:
+    """A box that is asked in coordinates of the span of the examples' tokens, and sees tokens of
+    their dtype."""
+    dtype = next(examples.chunks(1)).x.dtype
+
+    def ask(z: NDArray[Any]) -> NDArray[Any]:
+        x = coordinates.inputs(z)
+        return box((np.rint(x) if np.issubdtype(dtype, np.integer) else x).astype(dtype))
+
+    inside = Box(ask)
+    inside.repeated = box.repeated
+    return inside
 
 
 class Answers(NamedTuple):

@@ -27,7 +27,9 @@ from mhalearn.data.input_information import (
     measure_information,
 )
 from mhalearn.data.label_precision import label_precision
+from mhalearn.data.span import find_coordinates
 from mhalearn.judge.identifiability import Identifiability, assess_identifiability
+from mhalearn.judge.open_parameters import OpenParameters, describe_open
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.rounding_test import run_rounding_test
 from mhalearn.judge.sign_symmetry import find_sign_symmetry
@@ -70,6 +72,11 @@ class Certificate:
     n_groups: int | None = None  # examples that ask something new; None where all were taken to
     # The largest smooth deviation from a layer, relative to the labels, that would not be seen.
     undetected: float | None = None
+    # Where tokens do not span the features: whether all that they can show is certified, as
+    # `recovered` is elsewhere, and what they leave open. Eigenvalues, open directions and the bound
+    # on parameters are then those in whitened coordinates of the span.
+    recovered_on_span: bool = False
+    span: OpenParameters | None = None
 
     def __repr__(self) -> str:
         """Short: the arrays would fill the screen."""
@@ -78,9 +85,36 @@ class Certificate:
             f"n_examples={self.n_examples}, reason={self.reason!r}, statement={self.statement!r})"
         )
 
+    @property
+    def claims(self) -> bool:
+        """Whether it certifies exactness: of all parameters, or on the span."""
+        return self.recovered or self.recovered_on_span
+
+    @property
+    def span_dimension(self) -> int | None:
+        """Dimensions that tokens span; None where it is all of them."""
+        return None if self.span is None else self.span.dimension
+
     def withdrawn(self, reason: str) -> "Certificate":
         """Of a layer that other examples speak against: not recovered, whatever these say."""
-        return replace(self, recovered=False, reason=reason) if self.recovered else self
+        if not self.claims:
+            return self
+        return replace(self, recovered=False, recovered_on_span=False, reason=reason)
+
+    def on_span(self, opened: OpenParameters | None) -> "Certificate":
+        """A certificate made in coordinates of the span: what it certifies, it does there. None:
+        the user's."""
+        if opened is None:
+            return self
+        said = opened.say_recovered if self.recovered else opened.say_considered
+        return replace(
+            self,
+            recovered=False,
+            recovered_on_span=self.recovered,
+            reason=said(self.reason),
+            intervals=None,
+            span=opened,
+        )
 
     def without_noise(self) -> "Certificate":
         """Of a layer that leaves more than noise: no noise level, and no intervals."""
@@ -91,8 +125,9 @@ class Certificate:
         plain = {
             name: getattr(self, name)
             for name in self.__dataclass_fields__
-            if name not in ("spectrum", "intervals", "parameter_bound")
+            if name not in ("spectrum", "intervals", "parameter_bound", "span")
         }
+        plain["span"] = None if self.span is None else self.span.to_dict()
         bound = self.parameter_bound
         plain["parameter_bound"] = bound if bound is not None and math.isfinite(bound) else None
         if self.spectrum is not None:
@@ -143,11 +178,19 @@ def certify(
     fresh, n_seen = _unseen(layer, examples, survey)
     examples = examples if fresh is None else fresh
     precision = label_precision(examples)
-    information = measure_information(examples, architecture, precision.unit)
     residuals = measure_residuals(layer, examples, precision)
     inputs = learned_from
     if inputs is None:
         inputs = examples.sample(examples.working_set_size(architecture), seed=0)
+    others = examples if inputs is not examples else None
+    coordinates = find_coordinates(inputs, architecture, precision, others=others, whiten=False)
+    opened = None
+    if coordinates is not None and isinstance(layer, AttentionLayer):
+        opened = describe_open(coordinates, layer.n_heads)
+        layer, architecture = coordinates.restrict(layer), coordinates.reduced
+        examples, inputs = examples.in_span(coordinates), inputs.in_span(coordinates)
+        learned_from = None if learned_from is None else inputs
+    information = measure_information(examples, architecture, precision.unit)
     certificate = make_certificate(
         layer,
         residuals,
@@ -159,13 +202,15 @@ def certify(
         group_of=information.group_of,
     )
     if fresh is None:
-        return _without_fresh(certificate)
+        return _without_fresh(certificate).on_span(opened)
     objection = _objection(examples, information, learned_from, architecture, precision.unit)
     if objection is None and certificate.recovered and precision.name != "float64":
         test = run_rounding_test(layer, examples, architecture, residuals)
         certificate = replace(certificate, undetected=test.undetected)
         objection = None if test.passed else test.describe(residuals)
-    return certificate if objection is None else certificate.withdrawn(objection)
+    if objection is not None:
+        certificate = certificate.withdrawn(objection)
+    return certificate.on_span(opened)
 
 
 def make_certificate(

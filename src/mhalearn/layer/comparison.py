@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
 
 from mhalearn._runtime.types import Float64
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.span_coordinates import centred_coordinates
+from mhalearn.layer.token_span import TokenSource, measure_span, read_tokens
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,18 @@ class Comparison:
         return bool(np.isfinite(self.max_error))
 
 
-def compare(learned: AttentionLayer, truth: AttentionLayer) -> Comparison:
+def compare(
+    learned: AttentionLayer,
+    truth: AttentionLayer,
+    inputs: ArrayLike | TokenSource | None = None,
+    lengths: ArrayLike | None = None,
+) -> Comparison:
     """Match heads optimally (Hungarian algorithm) and report relative errors.
+
+    inputs: X (n, k, d), or an Examples, to compare in the metric of these data: both layers are
+    restricted to the affine span of the tokens, in coordinates in which those have mean 0 and
+    covariance I, with what is constant in biases. Layers that are equal there then are, whatever
+    they do elsewhere, and a parameter counts by what it does.
 
     The cost of a pair is the sum of its squared relative errors in Theta, W and the key vector. An
     absent key vector or output bias counts as zero; where the true ones vanish, their errors are
@@ -42,6 +54,8 @@ def compare(learned: AttentionLayer, truth: AttentionLayer) -> Comparison:
     if why:
         none = np.zeros(0)
         return Comparison(np.zeros(0, np.int64), none, none, none, np.inf, np.inf, why)
+    if inputs is not None:
+        learned, truth = _in_metric_of(inputs, lengths, learned, truth)
     root_d = np.sqrt(truth.d)
     theta_scale = _scales(truth.theta)
     w_scale = _scales(truth.w)
@@ -58,6 +72,18 @@ def compare(learned: AttentionLayer, truth: AttentionLayer) -> Comparison:
     )
     worst = max(theta_errors.max(), w_errors.max(), key_errors.max(), bias_error)
     return Comparison(order, theta_errors, w_errors, key_errors, bias_error, float(worst))
+
+
+def _in_metric_of(
+    inputs: ArrayLike | TokenSource, lengths: ArrayLike | None, *layers: AttentionLayer
+) -> list[AttentionLayer]:
+    """The layers on the span of tokens, in whitened coordinates."""
+    span = measure_span(read_tokens(inputs, lengths))
+    if span.d != layers[0].d:
+        raise ValueError(f"inputs have {span.d} features a token, the layers d = {layers[0].d}")
+    if span.rank == 0:
+        raise ValueError("inputs hold one token over and over: pass some that differ")
+    return [centred_coordinates(span, one.architecture).restrict(one) for one in layers]
 
 
 def _explain_mismatch(learned: AttentionLayer, truth: AttentionLayer) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,9 @@ from mhalearn._runtime.validation import check_array, read_count
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
 from mhalearn.layer.parametrisation import Parametrisation, Params
+
+if TYPE_CHECKING:
+    from mhalearn.layer.token_span import TokenSource
 
 # How the tensors of a layer's file that are factors begin.
 _FACTORS = "factors."
@@ -191,6 +194,27 @@ class AttentionLayer(Layer):
             w=np.stack([merged[g][1] for g in order]),
             key_vector=None if self.key_vector is None else self.key_vector[leaders],
         )
+
+    def on_span(
+        self, inputs: ArrayLike | TokenSource, lengths: ArrayLike | None = None
+    ) -> AttentionLayer:
+        """The centred canonical form on the affine span of some tokens: the same function there.
+
+        inputs: X (n, k, d), or an Examples. Theta and W act on nothing that tokens do not span;
+        what is constant there is in the key vectors and the output bias or, of a layer without
+        biases whose tokens' span passes zero by, in Theta and W along the span's point nearest to
+        zero, in equal shares of all heads. Layers that are equal on the span have the same form, up
+        to the order of heads; the layer itself where tokens span the features.
+        Cost: O(t d^2) for t tokens. Trust: see `measure_span`.
+        """
+        from mhalearn.layer.span_coordinates import choose_coordinates
+        from mhalearn.layer.token_span import measure_span, read_tokens
+
+        span = measure_span(read_tokens(inputs, lengths))
+        if span.d != self.d:
+            raise ValueError(f"X has {span.d} features a token, the layer has d = {self.d}")
+        coordinates = choose_coordinates(span, self.architecture, whiten=False)
+        return self if coordinates is None else coordinates.lift(coordinates.restrict(self))
 
     def save(self, path: str | Path) -> None:
         """Write the layer to a .safetensors file, atomically."""

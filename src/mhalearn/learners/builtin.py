@@ -41,6 +41,7 @@ class Newton(Learner):
     options = NewtonOptions
     counts_heads = True
     accepts_start = True
+    whitens = True
 
     def learn(
         self, examples: Examples, architecture: Architecture, run: Run, options: NewtonOptions

@@ -202,8 +202,8 @@ class Constants:
     worst_error: relative squared error on these above which the result is no layer but STUCK.
 
     Decoding
-    decoded: examples that are decoded, in units of d^2; decoded_least, decoded_most: but at least
-        and at most so many, for regressions on more take longer than they tell.
+    decoded: examples that are decoded, in units of d^2. decoded_least: and so many at least.
+        decoded_most: and so many at most, for regressions on more take longer than they tell.
     decode_steps: at most. usable: least weight of a token whose log-odds are used, and the largest
         that three standard errors of the weight may ask for; outside: how far a row's weights may
         leave the simplex, and the most that two standard errors allow.

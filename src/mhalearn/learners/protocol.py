@@ -27,6 +27,8 @@ class Learner(ABC):
     accepts_start: it can go on from `run.start`, a layer.
     needs_polish: its layer is near a best fit and not at one, by design. What such a layer leaves
         over says nothing of missing heads, so without polish it is judged by its error alone.
+    whitens: tokens of uneven spread may be given to it in whitened coordinates. Where tokens do not
+        span the features, every learner is given those of the span.
     consistent: with ever more exact examples it comes to the layer. What it costs to learn a layer
         is asked of these learners only.
     """
@@ -39,6 +41,7 @@ class Learner(ABC):
     counts_heads: bool = False
     accepts_start: bool = False
     needs_polish: bool = False
+    whitens: bool = False
     consistent: bool = True
 
     def supports(self, architecture: Architecture) -> str | None:

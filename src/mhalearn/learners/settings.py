@@ -80,8 +80,10 @@ def check_candidate(found: Any, learner: Learner, architecture: Architecture) ->
     said = f"method {learner.name!r} returned"
     if not isinstance(found, Candidate):
         raise ValueError(f"{said} a {type(found).__name__}: a learner returns a Candidate")
-    if found.outcome is Outcome.RECOVERED:
-        raise ValueError(f"{said} the outcome RECOVERED, which is the judge's word: say FITTED")
+    if found.outcome in (Outcome.RECOVERED, Outcome.RECOVERED_ON_SPAN):
+        raise ValueError(
+            f"{said} the outcome {found.outcome.name}, which is the judge's word: say FITTED"
+        )
     sizes, asked = (found.layer.d, found.layer.out_dim), (architecture.d, architecture.outputs)
     if sizes != asked:
         raise ValueError(f"{said} a layer of (d, out_dim) = {sizes}, the examples have {asked}")

@@ -39,6 +39,13 @@ def list_certainties(
             f"{number(certificate.threshold)}."
         )
     facts.append(_identified(certificate))
+    if certificate.span is not None:
+        span = certificate.span
+        facts.append(
+            f"Tokens span {span.dimension} of {span.features} dimensions, and everything here is "
+            f"said of inputs there. {span.n_open} of {span.n_parameters} numbers of the layer are "
+            f"open, and set to least norm. {'. '.join(span.words)}."
+        )
     if promised:
         facts.append(
             "The statement about unseen inputs holds for inputs drawn as the certifying examples "
@@ -90,7 +97,11 @@ def list_numbers(certificate: Certificate) -> list[tuple[str, str]]:
         ("Confidence", f"{100 * (1 - certificate.delta):g} %"),
         ("Directions the inputs leave open", _open_directions(certificate)),
     ]
-    if certificate.undetected is not None and certificate.recovered:
+    if certificate.span is not None:
+        span = certificate.span
+        rows.append(("Dimensions that tokens span", f"{span.dimension} of {span.features}"))
+        rows.append(("Numbers no such token can show", f"{span.n_open} of {span.n_parameters}"))
+    if certificate.undetected is not None and certificate.claims:
         seen = f"up to {number(certificate.undetected)} of the labels"
         rows.append(("Smooth deviation from a layer that would not be seen", seen))
     if certificate.n_seen:

@@ -31,6 +31,7 @@ _WIDE, _NARROW = 10.4, 4.2
 # Each outcome as a headline, and its colour on the page.
 _HEADLINES = {
     Outcome.RECOVERED: ("The layer was recovered", "good"),
+    Outcome.RECOVERED_ON_SPAN: ("The layer was recovered on the span of the tokens", "good"),
     Outcome.FITTED: ("The examples are fitted; exactness is not certified", "fair"),
     Outcome.NOT_IDENTIFIED: ("The examples do not single out one layer", "fair"),
     Outcome.STUCK: ("No layer was found that explains the examples", "bad"),

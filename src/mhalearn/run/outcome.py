@@ -17,6 +17,10 @@ class Outcome(enum.Enum):
     TOO_FEW_EXAMPLES = "fewer examples than the counting limit: no method could determine the layer"
     TIME_LIMIT = "the time limit came first; the best layer so far is returned"
     NONFINITE = "the solver diverged to values that are not finite"
+    RECOVERED_ON_SPAN = (
+        "every layer that fits agrees on the affine span of the tokens, certified on examples not "
+        "used to fit; parameters that no such input can show are open, and stated"
+    )
 
     @property
     def explanation(self) -> str:

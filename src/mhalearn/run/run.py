@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from mhalearn.layer.base import Layer
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.span_coordinates import SpanCoordinates
 from mhalearn.run.checkpoint import Checkpoint, to_arrays
 from mhalearn.run.clock import Clock
 from mhalearn.run.events import Event, Listener
@@ -34,6 +36,7 @@ class Run:
         self.best: Layer | None = None
         self.best_loss = float("inf")
         self.layer_at_hand: Callable[[], Layer] | None = None
+        self._coordinates: SpanCoordinates | None = None
         self._on_event = on_event
 
     @property
@@ -57,6 +60,18 @@ class Run:
         if checkpoint.resumed:
             self.emit("resumed", checkpoint.records, self.best_loss)
 
+    def enter(self, coordinates: SpanCoordinates) -> None:
+        """From now on learners speak in coordinates of the tokens' span; what others see of them,
+        the best layer and the one at hand, stays in the user's features."""
+        self._coordinates = coordinates
+        if isinstance(self.start, AttentionLayer):
+            self.start = coordinates.restrict(self.start)
+
+    def _in_user_features(self, layer: Layer) -> Layer:
+        if self._coordinates is None or not isinstance(layer, AttentionLayer):
+            return layer
+        return self._coordinates.lift(layer)
+
     def emit(
         self,
         stage: str,
@@ -71,15 +86,16 @@ class Run:
         event = Event(stage, step, loss, self.seconds, detail, data)
         self.events.append(event)
         if self._on_event is not None:
-            self.layer_at_hand = at_hand
+            if at_hand is not None:
+                self.layer_at_hand = lambda: self._in_user_features(at_hand())
             self._on_event(event)
             self.layer_at_hand = None
 
     def keep(self, layer: Layer, loss: float) -> None:
         """Remember a layer if it is better than the best so far."""
         if loss < self.best_loss:
-            self.best, self.best_loss = layer, loss
-            self.checkpoint.keep(layer, loss)
+            self.best, self.best_loss = self._in_user_features(layer), loss
+            self.checkpoint.keep(self.best, loss)
 
     def once(self, name: str, work: Callable[[], Candidate]) -> Candidate:
         """The candidate of some work, which a resumed run does not do again."""

@@ -3,7 +3,7 @@
 const byId = (id) => document.getElementById(id);
 const form = byId("ask");
 const numbers = ["heads", "dim", "scale", "seed", "examples", "tokens", "noise", "seconds"];
-const tones = { running: "busy", RECOVERED: "good", FITTED: "fair", NOT_IDENTIFIED: "fair", TIME_LIMIT: "fair", stopped: "fair" };
+const tones = { running: "busy", RECOVERED: "good", RECOVERED_ON_SPAN: "good", FITTED: "fair", NOT_IDENTIFIED: "fair", TIME_LIMIT: "fair", stopped: "fair" };
 const precise = 1e-10; // a head error below this is shown as found
 const lowest = 1e-17; // the foot of the chart and of the bars
 const mostRows = 200; // of the table of stages
