@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mhalearn._runtime import devices, storage
+from mhalearn._runtime.arrays import widen_bfloat16
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.validation import check_count, check_shape
 from mhalearn.data.inputs import Sampler, check_kind
@@ -51,7 +52,8 @@ _PLENTY, _WORKING = 64, 2**21
 class Examples:
     """Labelled examples of a layer: X (n, k, d), Y (n, k, e), and lengths (n,) where they differ.
 
-    X and Y keep their dtypes. Rows past an example's length are padding: nobody looks at them.
+    X and Y keep their dtypes; bfloat16 stays so in memory and in files, and takes half of float32's.
+    Rows past an example's length are padding: nobody looks at them.
     metadata: anything JSON can hold; it travels with the files.
     """
 
@@ -195,9 +197,13 @@ class Examples:
     def chunks(self, size: int) -> Iterator[ExampleBlock]:
         """All examples in order, `size` at a time (the last chunk may be smaller): X, Y, lengths.
 
-        Memory: one chunk and one block of the source.
+        bfloat16 comes as float32, to compute with. Memory: one chunk and one block of the source.
         """
-        return self._chunks(check_count("size", size))
+        size = check_count("size", size)
+        return (
+            block._replace(x=widen_bfloat16(block.x), y=widen_bfloat16(block.y))
+            for block in self._chunks(size)
+        )
 
     def _chunks(self, size: int) -> Iterator[ExampleBlock]:
         waiting: list[ExampleBlock] = []
@@ -217,7 +223,7 @@ class Examples:
             yield join_blocks(waiting)
 
     def arrays(self) -> ExampleBlock:
-        """X, Y and lengths of all examples, in memory."""
+        """X, Y and lengths of all examples, in memory, in their own dtypes."""
         k, d, e = self._source.shape
         none = ExampleBlock(
             np.zeros((0, k, d)), np.zeros((0, k, e), self.y_dtype), np.zeros(0, np.int64)

@@ -118,7 +118,7 @@ class DrawnSource:
 
     def _labels(self, x: NDArray[Any]) -> NDArray[Any]:
         """What f says of some inputs; f gets a copy, in case it works in place."""
-        labels = check_array("the output of f", self._f(x.copy()), 3)
+        labels = check_array("the output of f", self._f(x.copy()), 3, narrow=True)
         if labels.shape[:2] != x.shape[:2] or labels.shape[2] == 0:
             raise ValueError(
                 f"f returned shape {labels.shape} for X of shape {x.shape}: "
@@ -248,7 +248,7 @@ def view_source(source: ExampleSource, chosen: NDArray[np.int64]) -> ExampleSour
 
 def check_examples(x: ArrayLike, y: ArrayLike, lengths: ArrayLike | None) -> ExampleBlock:
     tokens, sizes = check_inputs(x, None, lengths)
-    labels = check_array("Y", y, 3, "(examples, tokens, outputs)")
+    labels = check_array("Y", y, 3, "(examples, tokens, outputs)", narrow=True)
     if labels.shape[:2] != tokens.shape[:2] or labels.shape[2] == 0:
         n, k, _ = tokens.shape
         raise ValueError(

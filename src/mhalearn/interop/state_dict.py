@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn._runtime import storage
+from mhalearn._runtime.arrays import widen_bfloat16
 from mhalearn.interop.backend import require_torch, weight
 from mhalearn.interop.factors import WeightFactors
 from mhalearn.interop.naming import Naming, WeightNames, find_blocks
@@ -51,7 +52,8 @@ def open_state_dict(source: WeightSource) -> StateDict:
     shapes, metadata = storage.peek_shapes(source)
 
     def read(name: str) -> NDArray[Any]:
-        return storage.read_tensors(source, kind=None, required=(name,), only=(name,))[0][name]
+        found = storage.read_tensors(source, kind=None, required=(name,), only=(name,))[0]
+        return widen_bfloat16(found[name])
 
     return StateDict(shapes, read, metadata)
 
