@@ -21,7 +21,7 @@ def to_numpy(value: Any) -> Any:
     if not is_tensor(value):
         return value
     tensor = value.detach().cpu()
-    if "bfloat16" not in str(tensor.dtype) or "strided" not in str(tensor.layout):
+    if "bfloat16" not in str(tensor.dtype):
         return tensor
     # NumPy reads no tensor of bfloat16, but one of integers with the same bits.
     integers = tensor.contiguous().view(sys.modules["torch"].int16)

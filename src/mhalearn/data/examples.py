@@ -405,7 +405,7 @@ class Examples:
         suffix = Path(path).suffix
         if shard_size is not None:
             blocks = self._chunks(check_count("shard_size", shard_size))
-            write_shards(path, blocks, self._source, self.metadata)
+            write_shards(path, blocks, self.metadata, self.has_lengths)
         elif suffix == ".safetensors":
             write_block(path, self.arrays(), self.has_lengths, self.metadata)
         elif suffix == ".npz":
