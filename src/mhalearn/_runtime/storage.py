@@ -270,8 +270,9 @@ def read_tensors(
 
     rows: of each tensor only these, along its first axis; the rest of it is not read.
     The file must say that it is of this `kind` (None: a file of another library may say anything)
-    and hold the required tensors. Dtypes are as they are, bfloat16 that of ml_dtypes. Tensors that are read whole must match the checksums that the file carries, if
-    it does; for parts of them there is `check_tensors`.
+    and hold the required tensors. Dtypes stay what they are; bfloat16 is that of ml_dtypes. Tensors
+    that are read whole must match the checksums that the file carries, if it does; for parts of
+    them there is `check_tensors`.
     """
     with _opened(path, kind, required) as (file, metadata, digests):
         tensors = {}

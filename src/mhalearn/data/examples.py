@@ -16,6 +16,7 @@ from mhalearn._runtime import devices, storage
 from mhalearn._runtime.arrays import widen_bfloat16
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.validation import check_count, check_shape
+from mhalearn.data.datasets import read_dataset
 from mhalearn.data.inputs import Sampler, check_kind
 from mhalearn.data.shards import (
     as_json,
@@ -52,8 +53,8 @@ _PLENTY, _WORKING = 64, 2**21
 class Examples:
     """Labelled examples of a layer: X (n, k, d), Y (n, k, e), and lengths (n,) where they differ.
 
-    X and Y keep their dtypes; bfloat16 stays so in memory and in files, and takes half of float32's.
-    Rows past an example's length are padding: nobody looks at them.
+    X and Y keep their dtypes, bfloat16 too, in memory and in files. Rows past an example's length
+    are padding: nobody looks at them.
     metadata: anything JSON can hold; it travels with the files.
     """
 
@@ -122,6 +123,22 @@ class Examples:
             DrawnSource(f, inputs, n, k, d, seed, noise, progress),
             {"inputs": name, "seed": int(seed), "noise": float(noise)},
         )
+
+    @classmethod
+    def from_dataset(
+        cls, dataset: Any, inputs: str, outputs: str, mask: str | None = None
+    ) -> "Examples":
+        """Examples from the rows of a dataset, each a sequence of its own length, in memory.
+
+        dataset: a Hugging Face `datasets.Dataset`, a folder that its save_to_disk wrote (needs the
+        extra mhalearn[datasets]), or any iterable of dicts.
+        inputs, outputs: the columns with tokens (k, d) and labels (k, e) of a row; their dtypes are
+        kept, those that the dataset declares.
+        mask: the column that is one for tokens and zero for padding, on the left or on the right,
+        which is left out.
+        """
+        x, y, lengths = read_dataset(dataset, inputs, outputs, mask)
+        return cls(x, y, lengths if lengths.min() < x.shape[1] else None)
 
     @property
     def box(self) -> Callable[[NDArray[Any]], NDArray[Any]] | None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from mhalearn._runtime.arrays import to_numpy
 from mhalearn.data.sources import ExampleBlock
@@ -64,14 +64,19 @@ def join_padded(blocks: list[ExampleBlock], k: int = 0) -> ExampleBlock:
     return ExampleBlock(x, y, lengths)
 
 
+def check_alike(first: ExampleBlock, block: ExampleBlock) -> None:
+    """Refuse examples of other widths or dtypes than the first ones."""
+    for name, before, now in (("inputs", first.x, block.x), ("outputs", first.y, block.y)):
+        if (before.shape[2], before.dtype) != (now.shape[2], now.dtype):
+            raise ValueError(
+                f"its {name} have {now.shape[2]} features of {now.dtype}, those before it "
+                f"{before.shape[2]} of {before.dtype}: record them apart"
+            )
+
+
 def read_mask(mask: Any, n: int, k: int, name: str) -> NDArray[np.bool_]:
     """A mask (n, k) of real tokens: True, one, or any number that is not zero."""
     array = np.asarray(to_numpy(mask))
     if array.shape != (n, k):
         raise ValueError(f"{name} has shape {array.shape}: expected ({n}, {k}), one entry a token")
     return array.astype(np.float64) != 0
-
-
-def mask_of_lengths(lengths: ArrayLike, k: int) -> NDArray[np.bool_]:
-    return np.arange(k) < np.asarray(lengths)[:, None]
-

@@ -210,7 +210,7 @@ def open_shards(folder: Path) -> tuple[Shards, dict[str, Any]]:
         shard = folder / name
         header = storage.peek_tensors(shard, kind=KIND, required=REQUIRED)
         first = first or header
-        expected = {"X": (n, own, d), "Y": (n, own, e)}
+        expected: dict[str, tuple[int, ...]] = {"X": (n, own, d), "Y": (n, own, e)}
         # Recordings have lengths in every shard, which say nothing where all are k.
         if has_lengths or "lengths" in header.shapes:
             expected["lengths"] = (n,)
