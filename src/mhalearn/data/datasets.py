@@ -31,7 +31,7 @@ def read_dataset(dataset: Any, inputs: str, outputs: str, mask: str | None) -> E
         dataset = _load(dataset)
     columns = [name for name in (inputs, outputs, mask) if name is not None]
     dtypes = _declared(dataset, columns)
-    if dtypes:
+    if dtypes and hasattr(dataset, "__len__"):  # a stream gives lists, which lose nothing
         # Said outright, because the format makes float32 of whatever is a float.
         dataset = dataset.with_format("numpy", columns=columns, dtype=np.float64)
     if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
@@ -71,8 +71,6 @@ def _declared(dataset: Any, columns: list[str]) -> dict[str, np.dtype[Any]]:
     features = getattr(dataset, "features", None)
     if not hasattr(dataset, "with_format") or not isinstance(features, Mapping):
         return {}
-    if not hasattr(dataset, "__getitem__"):
-        return {}  # a stream, whose rows come as lists
     found = {}
     for name in columns:
         if name not in features:
