@@ -1,5 +1,7 @@
 """Rows of datasets and tensors of torch files as examples."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -144,9 +146,8 @@ def test_hugging_face_datasets(dtype, tmp_path):
     ],
 )
 def test_rows_that_are_no_examples_are_refused(rows, words):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(words)):
         mha.Examples.from_dataset(rows, "input", "target")
-    assert words in str(caught.value)
 
 
 def test_masks_of_rows_are_checked():
@@ -158,7 +159,7 @@ def test_masks_of_rows_are_checked():
 
 
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no folder of Dataset.save_to_disk"):
+    with pytest.raises(ValueError, match="no folder of Dataset"):
         mha.Examples.from_dataset(tmp_path, "input", "target")
     (tmp_path / "state.json").write_text("{}")
     with pytest.raises(ValueError, match="is a dataset: name its columns"):
@@ -223,9 +224,8 @@ class Exploit:
 )
 def test_files_of_torch_that_are_no_examples_are_refused(saved, words, tmp_path, capsys):
     torch.save(saved, tmp_path / "a.pt")
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(words)):
         mha.load_examples(tmp_path / "a.pt")
-    assert words in str(caught.value)
     assert not capsys.readouterr().out
 
 

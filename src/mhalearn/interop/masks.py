@@ -56,7 +56,7 @@ def read_masks(
         return Seen(real, said if isinstance(said, bool) else None)
     # Without a mask of tokens, real ones are those that some query sees; or the last one, which is
     # real under left padding: some libraries let padding itself see everything.
-    guesses = [pairs.any(axis=1), pairs[:, -1]]
+    guesses: list[Bools] = [np.any(pairs, axis=1), pairs[:, -1]]
     if real is not None:
         guesses, pairs = [real], pairs & real[:, None]
     for guess in guesses:
