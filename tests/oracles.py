@@ -38,6 +38,25 @@ def attention_layer(
     return outputs
 
 
+def attention_patterns(x, theta, key_vector=None, *, causal=False, lengths=None) -> np.ndarray:
+    """p_i(r) for every example, head, row and key, in loops; rows past a length are zero."""
+    x = np.asarray(x, dtype=np.float64)
+    n, k, _ = x.shape
+    weights = np.zeros((n, len(theta), k, k))
+    for example in range(n):
+        length = k if lengths is None else int(lengths[example])
+        for i in range(len(theta)):
+            for r in range(length):
+                keys = range(r + 1) if causal else range(length)
+                for j in keys:
+                    logit = x[example, r] @ theta[i] @ x[example, j]
+                    if key_vector is not None:
+                        logit += key_vector[i] @ x[example, j]
+                    weights[example, i, r, j] = math.exp(logit)
+                weights[example, i, r] /= weights[example, i, r].sum()
+    return weights
+
+
 def counting_limit(lengths, d, e, heads, *, bias=False, head_dim=None, causal=False) -> float:
     """N_min by counting, one head, one example and one row at a time."""
     ranks = [min(d if head_dim is None else head_dim, e) for _ in range(heads)]

@@ -62,6 +62,7 @@ SETTINGS = {
     "options": NewtonOptions(idle_hops=3),
     "head_dim": 2,
     "bias": True,
+    "residual": True,
     "causal": True,
     "attention": None,
     "polish": False,

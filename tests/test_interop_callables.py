@@ -40,10 +40,10 @@ def test_a_causal_module():
         interop.as_function(np.tanh, causal=True)
 
 
-def test_half_precision_is_widened():
+def test_half_precision_is_kept():
     module = attention(dtype=torch.bfloat16, batch_first=True).eval()
     y = mha.Examples.from_callable(module, n=5, k=4, d=6).arrays().y
-    assert y.dtype == np.float32
+    assert y.dtype == jnp.bfloat16
 
 
 class WithTuple(torch.nn.Module):

@@ -329,3 +329,31 @@ def test_wrong_parameters_are_refused(arguments, words):
 def test_wrong_inputs_are_refused(x, lengths, words):
     with pytest.raises(ValueError, match=words):
         AttentionLayer(THETA, W)(x, lengths)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("key_vector", [False, True])
+@pytest.mark.parametrize("lengths", [None, [5, 2, 1, 4]])
+def test_patterns_are_those_of_a_loop(causal, key_vector, lengths):
+    layer = random_layer(2, 3, key_vector=key_vector, seed=3).replace(causal=causal)
+    x = np.random.default_rng(0).standard_normal((4, 5, 3))
+    found = layer.patterns(x, lengths)
+    expected = oracles.attention_patterns(
+        x, layer.theta, layer.key_vector, causal=causal, lengths=lengths
+    )
+    assert found.shape == (4, 2, 5, 5)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+    inside = np.arange(5) < np.array(lengths or [5] * 4)[:, None]
+    np.testing.assert_allclose(found.sum(axis=3).transpose(0, 2, 1)[inside], 1.0, rtol=1e-12)
+    mixed = np.einsum("nmrj,njd,mde->nre", found, x, layer.w)
+    np.testing.assert_allclose(mixed, layer(x, lengths), rtol=1e-9, atol=1e-12)
+
+
+def test_patterns_of_many_examples_come_in_chunks(monkeypatch):
+    layer = random_layer(2, 3, seed=3)
+    x = sample_inputs("gaussian", 40, 5, 3, seed=0)
+    expected = oracles.attention_patterns(x, layer.theta)
+    monkeypatch.setattr("mhalearn.layer.base._WORKSPACE", 4000)
+    np.testing.assert_allclose(layer.patterns(x), expected, rtol=1e-12, atol=1e-14)
+    with pytest.raises(ValueError, match="d = 3"):
+        layer.patterns(x[..., :2])

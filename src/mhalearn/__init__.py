@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mhalearn import tails
     from mhalearn.data import Examples, load_examples
     from mhalearn.data.inputs import sample_inputs
+    from mhalearn.data.recordings import record
     from mhalearn.estimator import AttentionRegressor
     from mhalearn.hardness import hard_layer
     from mhalearn.interop import from_huggingface, from_torch, to_torch
@@ -47,6 +48,7 @@ _HOMES = {
     "load_examples": "data",
     "load_layer": "layer.layer",
     "random_layer": "layer.random_layers",
+    "record": "data.recordings",
     "sample_inputs": "data.inputs",
     "to_torch": "interop",
     "write_report": "report",
@@ -75,6 +77,7 @@ __all__ = [
     "load_examples",
     "load_layer",
     "random_layer",
+    "record",
     "sample_inputs",
     "tails",
     "to_torch",

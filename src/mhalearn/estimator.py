@@ -20,7 +20,7 @@ from mhalearn._runtime.types import Float64
 from mhalearn._runtime.version import __version__
 from mhalearn.data import Examples, Survey, as_examples, check_sizes
 from mhalearn.data.input_information import measure_information
-from mhalearn.data.label_precision import Precision, label_precision
+from mhalearn.data.label_precision import DOUBLE, Precision, label_precision
 from mhalearn.data.span import find_coordinates
 from mhalearn.judge.box_answers import box_in_span
 from mhalearn.judge.certificate import Certificate
@@ -28,7 +28,7 @@ from mhalearn.judge.consistency_checks import has_outliers, is_noise_without_out
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.noise import refitted
 from mhalearn.judge.residuals import measure_residuals
-from mhalearn.judge.score import determination
+from mhalearn.judge.score import add_tokens, determination
 from mhalearn.judge.solution import Solution
 from mhalearn.judge.span import Fit, lift_fit
 from mhalearn.judge.subsets import Subsets, split_to_certify
@@ -72,6 +72,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         ChenLiOptions, AdamOptions, LbfgsOptions, LinearOptions; the defaults where it is None.
     head_dim: rank of every Theta_i and of every W_i, where it is known to be less than d.
     bias: learn a key-side vector a head and an output bias. causal: tokens see no later token.
+    residual: labels hold a residual path, y = x + F(x): F is learned, and `predict` adds x again.
     attention: a kind of attention of your own, a class of `mhalearn.layer.parametrisation.
         Parametrisation`, in place of softmax heads.
     polish: descend to machine precision after the learner.
@@ -97,6 +98,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         head_dim: int | None = None,
         bias: bool = False,
         causal: bool = False,
+        residual: bool = False,
         attention: Callable[[Architecture], Parametrisation] | None = None,
         polish: bool = True,
         random_state: int = 0,
@@ -113,6 +115,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.head_dim = head_dim
         self.bias = bias
         self.causal = causal
+        self.residual = residual
         self.attention = attention
         self.polish = polish
         self.random_state = random_state
@@ -134,6 +137,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         examples = as_examples(X, Y, lengths)
         check_settings(self, examples)
+        examples = examples.without_residual() if self.residual else examples
         with (
             Progress(enabled=bool(self.progress) and is_first()) as progress,
             hold_checkpoint(self.checkpoint),
@@ -172,14 +176,15 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: ArrayLike, lengths: ArrayLike | None = None) -> Float64:
-        """The learned layer's outputs (n, k, e)."""
+        """The learned layer's outputs (n, k, e); with `residual`, X is added to them."""
         check_is_fitted(self)
-        return self.layer_(X, lengths)
+        outputs: Float64 = self.layer_(X, lengths)
+        return add_tokens(outputs, X, lengths) if self.residual else outputs
 
     def score(self, X: ArrayLike, Y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Coefficient of determination over all outputs: 1 - |Y - F|^2 / |Y - mean Y|^2."""
         check_is_fitted(self)
-        return determination(self.layer_, Examples(X, Y), sample_weight)
+        return determination(self.predict, Examples(X, Y), sample_weight)
 
     def best_layer_so_far(self) -> Layer | None:
         """The best layer of a fit that is running or was interrupted; None before there is one."""
@@ -216,7 +221,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Solution:
         """The order of the steps: split, learn, polish, judge, and under noise fit once more; in
         coordinates of the tokens' span where those of the user will not do."""
-        precision = label_precision(working_set)
+        # A difference is rounded as its terms are, and not in proportion to its own size.
+        precision = DOUBLE if self.residual else label_precision(working_set)
         self._coordinates = self._find_coordinates(examples, working_set, precision)
         inside = self._inside(working_set)
         information = measure_information(inside, self._searched, precision.unit)
@@ -245,6 +251,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             polished=self._ends_polished,
             converged=converged,
             box=box,
+            residual=self.residual,
         )
         certificate = evidence.certificate
         if certificate is not None:
@@ -354,6 +361,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             **{f"options.{name}": repr(set_) for name, set_ in list_options(self._options).items()},
             **self._architecture.describe(),
             "polish": bool(self.polish),
+            **({"residual": True} if self.residual else {}),
             "random_state": int(self.random_state),
             "examples": blake2b(survey.hashes.tobytes(), digest_size=16).hexdigest(),
         }
@@ -412,6 +420,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         settings = {"method": _method_name(self.method), "seed": self.random_state, "n_examples": n}
         if self.head_dim is not None:
             settings["head_dim"] = self.head_dim
+        if self.residual:
+            settings["residual"] = "y = x + F(x)"
         return {name: str(value) for name, value in settings.items()}
 
     def _settings(self, examples: Examples) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
+from mhalearn._runtime.arrays import recognise_bfloat16
+
 AXIS = "examples"
 # Multiplications in a forward pass over all examples from which spreading them pays: some hundred
 # microseconds of one device, against tens for each sum that devices exchange.
@@ -128,6 +130,6 @@ def broadcast_from_owner(owner: int, arrays: Sequence[NDArray[Any]] | None) -> l
     payload = np.asarray(multihost_utils.broadcast_one_to_all(payload, is_source=source))
     cuts = np.split(payload, np.cumsum(sizes)[:-1])
     return [
-        np.ascontiguousarray(cut).view(kind).reshape(shape)
+        recognise_bfloat16(np.ascontiguousarray(cut).view(kind)).reshape(shape)
         for cut, (kind, shape) in zip(cuts, shapes, strict=True)
     ]

@@ -95,6 +95,10 @@ def _precision(name: str) -> Precision:
     return Precision(name, unit, _LABEL_ULPS * unit + _COMPUTED, bits)
 
 
+# No rounding is granted beyond that of double precision.
+DOUBLE = _precision("float64")
+
+
 def _significant_bits(labels: Float64) -> tuple[int, int]:
     """The most significant bits that a label has, and the lowest binary place that one has."""
     mantissa, exponent = np.frexp(np.abs(labels[labels != 0]))

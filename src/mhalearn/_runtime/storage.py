@@ -21,11 +21,12 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, BinaryIO, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from mhalearn._runtime.arrays import recognise_bfloat16, widen_bfloat16
+from mhalearn._runtime.arrays import is_bfloat16, recognise_bfloat16
 from mhalearn._runtime.checksums import (
     CHECKSUMS,
     digest_array,
@@ -49,11 +50,12 @@ _DTYPES = {
     "uint32": "U32",
     "uint64": "U64",
     "float16": "F16",
+    "bfloat16": "BF16",
     "float32": "F32",
     "float64": "F64",
 }
-_NUMPY_DTYPES = {code: np.dtype(name) for name, code in _DTYPES.items()}
-_NUMPY_DTYPES["BF16"] = np.dtype(np.float32)
+_NUMPY_DTYPES = {code: np.dtype(name) for name, code in _DTYPES.items() if name != "bfloat16"}
+_NUMPY_DTYPES["BF16"] = np.dtype(ml_dtypes.bfloat16)
 # The record at the end of a zip archive: signature, disks, files here and in all, sizes.
 _END_OF_ZIP = Struct("<4s4H2LH")
 # Bytes of a tensor that are looked at at once.
@@ -156,13 +158,14 @@ def check_writable(path: AnyPath) -> None:
 
 
 def _storable(path: AnyPath, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    array = widen_bfloat16(array)
     if array.dtype.name not in _DTYPES:
         raise ValueError(
             f"{show(path)}: {name} has dtype {array.dtype}, which cannot be stored; "
             "convert it to float64 or an integer type"
         )
-    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+    # bfloat16 has the byte order of the machine, and no other.
+    little = array.dtype if is_bfloat16(array.dtype) else array.dtype.newbyteorder("<")
+    return np.asarray(array, dtype=little, order="C")
 
 
 def _is_unicode(text: str) -> bool:
@@ -267,9 +270,9 @@ def read_tensors(
 
     rows: of each tensor only these, along its first axis; the rest of it is not read.
     The file must say that it is of this `kind` (None: a file of another library may say anything)
-    and hold the required tensors. bfloat16, which NumPy lacks, is read as float32; every other
-    dtype as it is. Tensors that are read whole must match the checksums that the file carries, if
-    it does; for parts of them there is `check_tensors`.
+    and hold the required tensors. Dtypes stay what they are; bfloat16 is that of ml_dtypes. Tensors
+    that are read whole must match the checksums that the file carries, if it does; for parts of
+    them there is `check_tensors`.
     """
     with _opened(path, kind, required) as (file, metadata, digests):
         tensors = {}
@@ -277,7 +280,7 @@ def read_tensors(
             tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
             if rows is None and name in digests:
                 _check_digest(path, name, digests[name], [tensor])
-            tensors[name] = widen_bfloat16(tensor)
+            tensors[name] = tensor
         return tensors, metadata
 
 
@@ -314,7 +317,7 @@ def peek_tensors(path: AnyPath, *, kind: str, required: tuple[str, ...]) -> Head
 
 
 def read_npz(path: AnyPath, required: tuple[str, ...]) -> Tensors:
-    """All arrays of an npz file, bfloat16 as float32.
+    """All arrays of an npz file.
 
     Arrays of Python objects, which need unpickling, are refused.
     Cost: the file is read twice, once for its checksums.
@@ -335,10 +338,7 @@ def read_npz(path: AnyPath, required: tuple[str, ...]) -> Tensors:
                 arrays = {name: loaded[name] for name in loaded.files}
                 if not all(isinstance(array, np.ndarray) for array in arrays.values()):
                     raise ValueError("an archive of something else than arrays")
-                arrays = {
-                    name: widen_bfloat16(recognise_bfloat16(array))
-                    for name, array in arrays.items()
-                }
+                arrays = {name: recognise_bfloat16(array) for name, array in arrays.items()}
     except MemoryError:
         raise ValueError(f"{show(path)}: its arrays do not fit into memory; split them") from None
     # zipfile, zlib, struct and NumPy each have their own exceptions for damaged bytes.

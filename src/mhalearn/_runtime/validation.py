@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import issparse
 
-from mhalearn._runtime.arrays import is_tensor, to_numpy, widen_bfloat16
+from mhalearn._runtime.arrays import is_bfloat16, is_tensor, to_numpy, widen_bfloat16
 
 
 def check_inputs(
     x: ArrayLike, d: int | None = None, lengths: ArrayLike | None = None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Validate X (n, k, d) and its lengths at the boundary; the dtype is kept."""
-    array = check_array("X", x, 3, "(examples, tokens, features)")
+    array = check_array("X", x, 3, "(examples, tokens, features)", narrow=True)
     n, k, width = array.shape
     if n == 0 or width == 0:
         raise ValueError(f"X has shape {array.shape}: it is empty; pass at least one example")
@@ -35,19 +35,24 @@ def check_inputs(
     return array, sizes.astype(np.int64)
 
 
-def check_array(name: str, value: ArrayLike, ndim: int, axes: str = "") -> NDArray[Any]:
+def check_array(
+    name: str, value: ArrayLike, ndim: int, axes: str = "", *, narrow: bool = False
+) -> NDArray[Any]:
     """A finite real numeric array of the given rank, or a ValueError that says what to change.
 
-    value: also a tensor of PyTorch or an array of JAX; bfloat16 comes out as float32.
+    value: also a tensor of PyTorch or an array of JAX.
     axes: their names in words, where the array holds examples.
+    narrow: leave bfloat16 what it is, for arrays that are widened where they are computed with;
+    without, it comes out as float32.
     """
     if issparse(value):
         raise ValueError(f"{name} is sparse, which is not supported: pass {name}.toarray()")
     try:
-        array = widen_bfloat16(np.asarray(to_numpy(value)))
+        array = np.asarray(to_numpy(value))
     # RuntimeError and NotImplementedError: a tensor that NumPy cannot look into.
     except (ValueError, TypeError, RuntimeError):
         raise ValueError(f"{name} is not an array: {_explain(value)}") from None
+    array = array if narrow else widen_bfloat16(array)
     if np.iscomplexobj(array):
         # The words up to the colon are scikit-learn's, which its checks look for.
         raise ValueError(
@@ -55,7 +60,7 @@ def check_array(name: str, value: ArrayLike, ndim: int, axes: str = "") -> NDArr
         )
     if array.dtype == np.bool_:
         raise ValueError(f"{name} has dtype bool: pass numbers (for +-1 inputs, int8)")
-    if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)):
+    if not _is_real(array.dtype):
         raise ValueError(f"{name} has dtype {array.dtype}: pass real numbers (int or float)")
     if array.ndim != ndim:
         one = f"; for one example pass {name}[None]" if axes and array.ndim == ndim - 1 else ""
@@ -67,6 +72,11 @@ def check_array(name: str, value: ArrayLike, ndim: int, axes: str = "") -> NDArr
         bad = int(array.size - np.isfinite(array).sum())
         raise ValueError(f"{name} has {bad} NaN or infinite entries: remove or replace them")
     return array
+
+
+def _is_real(dtype: np.dtype[Any]) -> bool:
+    number = np.issubdtype(dtype, np.integer) or np.issubdtype(dtype, np.floating)
+    return number or is_bfloat16(dtype)
 
 
 def _explain(value: Any) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.exit_codes import Exit, guarded
-from mhalearn.cli.options import Json, LayerFile
+from mhalearn.cli.options import Inputs, Json, LayerFile, Mask, Outputs
 from mhalearn.cli.output import print_facts, print_json, print_table, print_verdict
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ def certify_command(
         Path, typer.Argument(metavar="EXAMPLES", help="Examples not learned from.")
     ],
     delta: Annotated[float, typer.Option(help="1 - delta is the confidence.")] = 0.05,
+    residual: Annotated[
+        bool, typer.Option("--residual", help="Labels are y = x + F(x) of the layer F.")
+    ] = False,
+    inputs: Inputs = None,
+    outputs: Outputs = None,
+    mask: Mask = None,
     as_json: Json = False,
 ) -> int:
     """State what is certain about a layer, from fresh examples."""
@@ -41,7 +47,9 @@ def certify_command(
 
     if not 0 < delta < 1:
         raise ValueError(f"--delta {delta}: give a number between 0 and 1, such as 0.05")
-    learned, data = mha.load_layer(layer), mha.load_examples(examples)
+    learned = mha.load_layer(layer)
+    data = mha.load_examples(examples, inputs=inputs, outputs=outputs, mask=mask)
+    data = data.without_residual() if residual else data
     use_compilation_cache()
     certificate = mha.certify(learned, data, delta=delta)
     circular = data.metadata.get("labelled_by") == parameters_hash(learned)

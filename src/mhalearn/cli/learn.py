@@ -15,7 +15,7 @@ from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.distributed import join
 from mhalearn.cli.exit_codes import Exit, Stopped, guarded
 from mhalearn.cli.fit import fit
-from mhalearn.cli.options import Json, Seed, check_outputs
+from mhalearn.cli.options import Inputs, Json, Mask, Outputs, Seed, check_outputs
 from mhalearn.cli.output import print_json, print_verdict, say_heads, times
 from mhalearn.learners.options import PLANS
 from mhalearn.learners.registry import AUTO, BUILTIN, list_learners
@@ -52,6 +52,7 @@ def _list_methods() -> list[str]:
     epilog="Examples:\n\n"
     "  mhalearn learn data/examples.safetensors --heads 3 --out layer.safetensors\n\n"
     "  mhalearn learn data.npz --report report.html --json > result.json\n\n"
+    "  mhalearn learn recorded.pt --inputs x --outputs y --mask keep --residual\n\n"
     "  mhalearn learn shards/ --heads auto --checkpoint run.safetensors --resume\n\n"
     "  srun mhalearn learn shards/ --distributed --out layer.safetensors\n\n"
     "Exit code 0: recovered, be it on the span of the tokens; 3: finished, not recovered; "
@@ -64,7 +65,8 @@ def learn_command(
         Path,
         typer.Argument(
             metavar="EXAMPLES",
-            help="A .safetensors or .npz file with X and Y, or a folder of shards.",
+            help="A .safetensors, .npz or .pt file with X and Y, a folder of shards, or one of a "
+            "Hugging Face dataset.",
         ),
     ],
     heads: Annotated[str, typer.Option(metavar="N|auto", help="Heads of the layer.")] = "auto",
@@ -91,6 +93,12 @@ def learn_command(
         bool, typer.Option("--bias", help="Learn key vectors and output bias.")
     ] = False,
     causal: Annotated[bool, typer.Option("--causal", help="Tokens see only earlier ones.")] = False,
+    residual: Annotated[
+        bool, typer.Option("--residual", help="Labels are y = x + F(x): learn F.")
+    ] = False,
+    inputs: Inputs = None,
+    outputs: Outputs = None,
+    mask: Mask = None,
     no_polish: Annotated[
         bool, typer.Option("--no-polish", help="Leave the last descent to machine precision out.")
     ] = False,
@@ -131,7 +139,7 @@ def learn_command(
     import mhalearn as mha
 
     began = time.monotonic()
-    data = mha.load_examples(examples)
+    data = mha.load_examples(examples, inputs=inputs, outputs=outputs, mask=mask)
     use_compilation_cache()
     estimator = mha.AttentionRegressor(
         n_heads=n_heads,
@@ -140,6 +148,7 @@ def learn_command(
         head_dim=head_dim,
         bias=bias,
         causal=causal,
+        residual=residual,
         polish=not no_polish,
         random_state=seed,
         max_seconds=max_seconds,

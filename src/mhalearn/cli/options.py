@@ -11,6 +11,15 @@ import typer
 
 Folder = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to.")]
 Count = Annotated[int, typer.Option(min=1, help="Examples to draw.")]
+Inputs = Annotated[
+    str | None, typer.Option(metavar="NAME", help="What the tokens are called, if not X.")
+]
+Outputs = Annotated[
+    str | None, typer.Option(metavar="NAME", help="What the labels are called, if not Y.")
+]
+Mask = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of those, a mask: 1 for tokens, 0 for padding.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 LayerFile = Annotated[Path, typer.Argument(metavar="LAYER", help="A layer file.")]
 Noise = Annotated[

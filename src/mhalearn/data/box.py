@@ -56,6 +56,12 @@ class Box:
             return self._ask(x)
         return np.concatenate([self._ask(x[i : i + 1]) for i in range(len(x))])
 
+    def behind(self, ask: Callable[[NDArray[Any]], NDArray[Any]]) -> "Box":
+        """A box that asks this one, in other words: as random as this one is."""
+        other = Box(ask)
+        other.repeated = self.repeated
+        return other
+
     def _ask(self, x: NDArray[Any]) -> NDArray[Any]:
         """f gets a copy, in case it works in place."""
         given = x[0] if self.one_by_one else x
@@ -68,7 +74,9 @@ class Box:
                 f"f returned shape {shape} for X of shape {given.shape}: expected ({expected}, e)"
                 + (_ONE_ROW if shape[:-1] == given.shape[:-2] else "")
             )
-        return check_array("the output of f", answer[None] if self.one_by_one else answer, 3)
+        return check_array(
+            "the output of f", answer[None] if self.one_by_one else answer, 3, narrow=True
+        )
 
     def _call(self, given: NDArray[Any]) -> Any:
         for wait in (*WAITS, None):

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mhalearn._runtime import devices, storage
+from mhalearn._runtime.arrays import widen_bfloat16
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.validation import check_count, check_shape
 from mhalearn.data.box import Box
+from mhalearn.data.datasets import read_dataset
 from mhalearn.data.inputs import Sampler, check_kind
 from mhalearn.data.shards import (
     as_json,
@@ -31,6 +33,7 @@ from mhalearn.data.sources import (
     ExampleSource,
     Multiplied,
     Shares,
+    WithoutResidual,
     check_examples,
     join_blocks,
     view_source,
@@ -53,7 +56,8 @@ _PLENTY, _WORKING = 64, 2**21
 class Examples:
     """Labelled examples of a layer: X (n, k, d), Y (n, k, e), and lengths (n,) where they differ.
 
-    X and Y keep their dtypes. Rows past an example's length are padding: nobody looks at them.
+    X and Y keep their dtypes, bfloat16 too, in memory and in files. Rows past an example's length
+    are padding: nobody looks at them.
     metadata: anything JSON can hold; it travels with the files.
     """
 
@@ -134,12 +138,28 @@ class Examples:
             {"inputs": name, "seed": int(seed), "noise": float(noise)},
         )
 
+    @classmethod
+    def from_dataset(
+        cls, dataset: Any, inputs: str, outputs: str, mask: str | None = None
+    ) -> "Examples":
+        """Examples from the rows of a dataset, each a sequence of its own length, in memory.
+
+        dataset: a Hugging Face `datasets.Dataset`, a folder that its save_to_disk wrote (needs the
+        extra mhalearn[datasets]), or any iterable of dicts.
+        inputs, outputs: the columns with tokens (k, d) and labels (k, e) of a row; their dtypes are
+        kept, those that the dataset declares.
+        mask: the column that is one for tokens and zero for padding, on the left or on the right,
+        which is left out.
+        """
+        x, y, lengths = read_dataset(dataset, inputs, outputs, mask)
+        return cls(x, y, lengths if lengths.min() < x.shape[1] else None)
+
     @property
     def box(self) -> Box | None:
         """What labels are asked of, where it is a function that says nothing but the truth: None
         for examples in memory or files, and where noise is added to its answers."""
         source = self._source
-        return source.box if isinstance(source, DrawnSource) else None
+        return source.box if isinstance(source, DrawnSource | WithoutResidual) else None
 
     @property
     def n(self) -> int:
@@ -208,9 +228,13 @@ class Examples:
     def chunks(self, size: int) -> Iterator[ExampleBlock]:
         """All examples in order, `size` at a time (the last chunk may be smaller): X, Y, lengths.
 
-        Memory: one chunk and one block of the source.
+        bfloat16 comes as float32, to compute with. Memory: one chunk and one block of the source.
         """
-        return self._chunks(check_count("size", size))
+        size = check_count("size", size)
+        return (
+            block._replace(x=widen_bfloat16(block.x), y=widen_bfloat16(block.y))
+            for block in self._chunks(size)
+        )
 
     def _chunks(self, size: int) -> Iterator[ExampleBlock]:
         waiting: list[ExampleBlock] = []
@@ -230,7 +254,7 @@ class Examples:
             yield join_blocks(waiting)
 
     def arrays(self) -> ExampleBlock:
-        """X, Y and lengths of all examples, in memory."""
+        """X, Y and lengths of all examples, in memory, in their own dtypes."""
         k, d, e = self._source.shape
         none = ExampleBlock(
             np.zeros((0, k, d)), np.zeros((0, k, e), self.y_dtype), np.zeros(0, np.int64)
@@ -286,6 +310,23 @@ class Examples:
     def in_span(self, coordinates: SpanCoordinates) -> "Examples":
         """The same examples with tokens in coordinates of their span."""
         return self.multiplied(coordinates.coordinates, coordinates.origin)
+
+    def without_residual(self) -> "Examples":
+        """The same examples with tokens taken off their labels, Y - X, of a layer beside which a
+        residual path lies; those that are not in memory stay where they are."""
+        if self.d != self.out_dim:
+            raise ValueError(
+                f"a residual path y = x + F(x) has outputs as wide as tokens; these have d = "
+                f"{self.d} and e = {self.out_dim}"
+            )
+        source = self._source
+        if isinstance(source, Shares):
+            return Examples._over(source.over(WithoutResidual), self.metadata)
+        examples = Examples._over(WithoutResidual(source), self.metadata)
+        if self.in_memory:
+            lengths = self.lengths if self.has_lengths else None
+            return Examples(*examples.arrays()[:2], lengths, metadata=self.metadata)
+        return examples
 
     def _chosen(self, asker: str, indices: Indices) -> NDArray[np.int64]:
         try:
@@ -420,7 +461,7 @@ class Examples:
         suffix = Path(path).suffix
         if shard_size is not None:
             blocks = self._chunks(check_count("shard_size", shard_size))
-            write_shards(path, blocks, self._source, self.metadata)
+            write_shards(path, blocks, self.metadata, self.has_lengths)
         elif suffix == ".safetensors":
             write_block(path, self.arrays(), self.has_lengths, self.metadata)
         elif suffix == ".npz":

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mhalearn._runtime.precision import Precision, find_precision
+from mhalearn._runtime.precision import DOUBLE, Precision, find_precision
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 
-__all__ = ["Precision", "label_precision"]
+__all__ = ["DOUBLE", "Precision", "label_precision"]
 
 
 def label_precision(examples: Examples) -> Precision:

@@ -14,7 +14,8 @@ from mhalearn._runtime import storage
 from mhalearn._runtime.checksums import digest_json
 from mhalearn._runtime.validation import check_count, check_shape
 from mhalearn._runtime.version import __version__
-from mhalearn.data.sources import ExampleBlock, ExampleSource, check_examples
+from mhalearn.data.padding import pad_block
+from mhalearn.data.sources import ExampleBlock, check_examples
 
 KIND = "examples"
 REQUIRED = ("X", "Y")
@@ -38,23 +39,32 @@ def write_block(
 def write_shards(
     path: str | Path,
     blocks: Iterator[ExampleBlock],
-    source: ExampleSource,
     metadata: Mapping[str, Any],
+    has_lengths: bool | None = None,
 ) -> None:
-    """Write each block as a shard, and the index last: a folder with an index is complete."""
-    k, d, e = source.shape
+    """Write each block as a shard, and the index last: a folder with an index is complete.
+
+    Blocks may have different k, and lengths then; shorter ones are padded when they are read.
+    has_lengths: None where only the last block tells whether any example is shorter than k.
+    metadata: read after the last block.
+    """
     with new_folder(path) as folder:
-        shards = []
+        shards, shortest, d, e = [], [], 0, 0
         for number, block in enumerate(blocks):
             name = f"shard-{number:05d}.safetensors"
-            write_block(folder / name, block, source.has_lengths, {})
-            shards.append({"file": name, "n": len(block.x)})
+            write_block(folder / name, block, has_lengths is not False, {})
+            shards.append({"file": name, "n": len(block.x), "k": block.x.shape[1]})
+            shortest.append(int(block.lengths.min()))
+            d, e = block.x.shape[2], block.y.shape[2]
+        k = max(shard["k"] for shard in shards)
+        if has_lengths is None:
+            has_lengths = min(shortest) < k
         index = {
             "kind": KIND,
             "k": k,
             "d": d,
             "out_dim": e,
-            "has_lengths": source.has_lengths,
+            "has_lengths": has_lengths,
             "shards": shards,
             "metadata": metadata,
             "mhalearn_version": __version__,
@@ -72,11 +82,16 @@ class Shards:
     Cost: a shard that carries checksums is read once more, before its first block, to compare them.
     """
 
-    def __init__(self, shards: list[tuple[Path, int]], header: storage.Header) -> None:
-        (_, k, d), (_, _, e) = header.shapes["X"], header.shapes["Y"]
-        self.shape = (k, d, e)
+    def __init__(
+        self,
+        shards: list[tuple[Path, int]],
+        shape: tuple[int, int, int],
+        has_lengths: bool,
+        header: storage.Header,
+    ) -> None:
+        k, d, e = self.shape = shape
         self.y_dtype = header.dtypes["Y"]
-        self.has_lengths = "lengths" in header.shapes
+        self.has_lengths = has_lengths
         each = k * (d * header.dtypes["X"].itemsize + e * self.y_dtype.itemsize)
         most = max(1, _BLOCK // each)
         self._blocks: list[tuple[Path, slice]] = []
@@ -91,7 +106,8 @@ class Shards:
                 self.starts.append(first + min(n, start + most))
 
     def block(self, index: int) -> ExampleBlock:
-        tensors = self._read(index, "X", "Y", "lengths")
+        names = ("X", "Y", "lengths") if self.has_lengths else ("X", "Y")
+        tensors = self._read(index, *names)
         path = self._blocks[index][0]
         try:
             block = check_examples(tensors["X"], tensors["Y"], tensors.get("lengths"))
@@ -99,8 +115,9 @@ class Shards:
             raise ValueError(f"{storage.show(path)}: {error}") from None
         n = self.starts[index + 1] - self.starts[index]
         k, d, e = self.shape
+        block = pad_block(block, k) if self.has_lengths else block
         same_shape = block.x.shape == (n, k, d) and block.y.shape == (n, k, e)
-        if not same_shape or ("lengths" in tensors) != self.has_lengths:
+        if not same_shape or len(tensors) != len(names):
             raise OSError(f"{storage.show(path)} has changed since it was opened: open it again")
         return block
 
@@ -169,11 +186,16 @@ def open_shards(folder: Path) -> tuple[Shards, dict[str, Any]]:
         # An index that carries no checksum is an old one, or was written by hand.
         if index["kind"] != KIND or index.pop("checksum", None) not in (None, digest_json(index)):
             raise ValueError
-        shards = [(str(shard["file"]), int(shard["n"])) for shard in index["shards"]]
         k, d, e = (int(index[name]) for name in ("k", "d", "out_dim"))
         has_lengths, metadata = bool(index["has_lengths"]), index["metadata"]
+        shards = [
+            (str(shard["file"]), int(shard["n"]), int(shard.get("k", k)))
+            for shard in index["shards"]
+        ]
         # A shard's name is a plain one: an index cannot send a reader elsewhere.
-        if not shards or any(Path(name).name != name or n < 1 for name, n in shards):
+        if not shards or any(Path(name).name != name or n < 1 for name, n, _ in shards):
+            raise ValueError
+        if any(not (2 <= own <= k) or (own < k and not has_lengths) for _, _, own in shards):
             raise ValueError
         if not isinstance(metadata, dict):
             raise ValueError
@@ -183,19 +205,23 @@ def open_shards(folder: Path) -> tuple[Shards, dict[str, Any]]:
         raise ValueError(f"{shown} cannot be read ({error.strerror}): check it") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ValueError(f"{shown} is damaged or no index: save the examples again") from None
-    placed = [(folder / name, n) for name, n in shards]
     first: storage.Header | None = None
-    for shard, n in placed:
+    for name, n, own in shards:
+        shard = folder / name
         header = storage.peek_tensors(shard, kind=KIND, required=REQUIRED)
         first = first or header
-        expected = {"X": (n, k, d), "Y": (n, k, e)} | ({"lengths": (n,)} if has_lengths else {})
+        expected: dict[str, tuple[int, ...]] = {"X": (n, own, d), "Y": (n, own, e)}
+        # Recordings have lengths in every shard, which say nothing where all are k.
+        if has_lengths or "lengths" in header.shapes:
+            expected["lengths"] = (n,)
         if header.shapes != expected or header.dtypes != first.dtypes:
             raise ValueError(
                 f"{storage.show(shard)} differs from what index.json says or from the first shard "
                 f"({_layout(header)}): save the examples again"
             )
     assert first is not None
-    return Shards(placed, first), metadata
+    placed = [(folder / name, n) for name, n, _ in shards]
+    return Shards(placed, (k, d, e), has_lengths, first), metadata
 
 
 def _layout(header: storage.Header) -> str:

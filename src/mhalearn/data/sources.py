@@ -218,6 +218,32 @@ class Multiplied:
         return self._source.lengths(index)
 
 
+class WithoutResidual:
+    """Examples of a source with the tokens taken off the labels, y - x, a block at a time.
+
+    In double precision; where labels have two bytes in single, whose rounding is far below theirs.
+    """
+
+    def __init__(self, source: ExampleSource) -> None:
+        self._source = source
+        self.starts, self.shape = source.starts, source.shape
+        self.has_lengths = source.has_lengths
+        narrow = source.y_dtype.itemsize == 2 and not np.issubdtype(source.y_dtype, np.integer)
+        self.y_dtype = np.dtype(np.float32 if narrow else np.float64)
+
+    def block(self, index: int) -> ExampleBlock:
+        block = self._source.block(index)
+        return block._replace(y=block.y.astype(self.y_dtype) - block.x.astype(self.y_dtype))
+
+    def lengths(self, index: int) -> NDArray[np.int64]:
+        return self._source.lengths(index)
+
+    @property
+    def box(self) -> Box | None:
+        asked = self._source.box if isinstance(self._source, DrawnSource) else None
+        return None if asked is None else asked.behind(lambda x: asked(x) - x.astype(np.float64))
+
+
 class Kept:
     """The blocks of another source, held in memory once read."""
 
@@ -271,6 +297,10 @@ class Shares:
             self._lengths[index] = devices.broadcast_from_owner(owner, mine)[0]
         return self._lengths[index]
 
+    def over(self, change: Callable[[ExampleSource], ExampleSource]) -> "Shares":
+        """The same shares of a changed source."""
+        return Shares(change(self._source), self._owners)
+
     def view(self, chosen: NDArray[np.int64], *, keep: bool = False) -> "Shares":
         view = View(self._source, chosen)
         owners = [self._owners[block] for block in view.blocks]
@@ -304,7 +334,7 @@ def view_source(source: ExampleSource, chosen: NDArray[np.int64]) -> ExampleSour
 
 def check_examples(x: ArrayLike, y: ArrayLike, lengths: ArrayLike | None) -> ExampleBlock:
     tokens, sizes = check_inputs(x, None, lengths)
-    labels = check_array("Y", y, 3, "(examples, tokens, outputs)")
+    labels = check_array("Y", y, 3, "(examples, tokens, outputs)", narrow=True)
     if labels.shape[:2] != tokens.shape[:2] or labels.shape[2] == 0:
         n, k, _ = tokens.shape
         raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mhalearn._runtime.arrays import to_numpy
+from mhalearn._runtime.arrays import to_numpy, widen_bfloat16
 
 
 def require_torch() -> Any:
@@ -24,13 +24,16 @@ def loaded_torch() -> Any:
 
 
 def weight(name: str, value: Any) -> NDArray[Any]:
-    """One entry of a state dict as an array of its own: what is read must not change later."""
+    """One entry of a state dict as an array of its own: what is read must not change later.
+
+    bfloat16 comes out as float32, which keeps every value.
+    """
     if str(getattr(value, "device", "")) == "meta":
         raise ValueError(f"{name} is on the meta device and has no values: load the weights first")
     if getattr(value, "is_sparse", False) or getattr(value, "is_quantized", False):
         raise ValueError(f"{name} is sparse or quantised: pass a dense floating tensor")
     try:
-        array = np.asarray(to_numpy(value)).copy()
+        array = widen_bfloat16(np.asarray(to_numpy(value))).copy()
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{name} is a {type(value).__name__}: pass a tensor or array") from None
     array.setflags(write=False)

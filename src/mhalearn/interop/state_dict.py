@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn._runtime import storage
+from mhalearn._runtime.arrays import widen_bfloat16
 from mhalearn.interop.backend import require_torch, weight
 from mhalearn.interop.factors import WeightFactors
 from mhalearn.interop.naming import Naming, WeightNames, find_blocks
 from mhalearn.interop.rejections import refuse_llama, refuse_names
+from mhalearn.interop.torch_files import load_torch
 
 WeightSource = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -51,7 +53,8 @@ def open_state_dict(source: WeightSource) -> StateDict:
     shapes, metadata = storage.peek_shapes(source)
 
     def read(name: str) -> NDArray[Any]:
-        return storage.read_tensors(source, kind=None, required=(name,), only=(name,))[0][name]
+        found = storage.read_tensors(source, kind=None, required=(name,), only=(name,))[0]
+        return widen_bfloat16(found[name])
 
     return StateDict(shapes, read, metadata)
 
@@ -65,18 +68,8 @@ def _of_mapping(tensors: Mapping[str, Any]) -> StateDict:
 
 
 def _load_pickled(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    storage.check_file(path)
-    torch = require_torch()
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except MemoryError:
-        raise
-    # Unpickling damaged or hostile bytes may raise anything.
-    except Exception:
-        raise ValueError(
-            f"{storage.show(path)} is not a readable PyTorch file of tensors (weights_only=True); "
-            "save module.state_dict(), with torch.save or as .safetensors"
-        ) from None
+    remedy = "save module.state_dict(), with torch.save or as .safetensors"
+    loaded = load_torch(path, remedy)
     for key in ("state_dict", "model_state_dict", "model"):  # as training scripts wrap it
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]

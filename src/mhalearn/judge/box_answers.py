@@ -23,9 +23,7 @@ def box_in_span(box: Box, coordinates: SpanCoordinates, examples: Examples) -> B
         x = coordinates.inputs(z)
         return box((np.rint(x) if np.issubdtype(dtype, np.integer) else x).astype(dtype))
 
-    inside = Box(ask)
-    inside.repeated = box.repeated
-    return inside
+    return box.behind(ask)
 
 
 class Answers(NamedTuple):

@@ -26,6 +26,7 @@ from mhalearn.judge.residual_law import (
     inputs_look_alike_at_all_positions,
     rows_of,
 )
+from mhalearn.judge.residual_path import hint_at_residual_path
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.rounding_test import RoundingTest, compare_rows, run_rounding_test
 from mhalearn.judge.subsets import Subsets
@@ -49,6 +50,7 @@ class Evidence:
     polished: whether the candidate was descended from until nothing improved. Where it was not,
     what it leaves says nothing of heads or noise. converged: whether that descent came to rest.
     box: what the examples were drawn from, where it can still be asked.
+    residual: whether tokens were taken off the labels, because these hold a residual path.
 
     Cost: the candidate is walked over each subset at most once, whatever asks for its residuals.
     Expensive are only `gain_of_one_more_head`, a descent; `residual_dependence`, O(1500^2 d^2);
@@ -64,6 +66,7 @@ class Evidence:
     polished: bool = True
     converged: bool = True
     box: Box | None = None
+    residual: bool = False
 
     @property
     def layer(self) -> Layer:
@@ -187,6 +190,11 @@ class Evidence:
             return None
         architecture = self.architecture.with_any_rank()
         return look_at(more.layer, self.train, architecture, self.run.seed)[0]
+
+    @cached_property
+    def residual_path_hint(self) -> str:
+        """That labels look as if they held a residual path, or none where one was taken off."""
+        return hint_at_residual_path(self.train, self.residual)
 
     @cached_property
     def first_row(self) -> FirstRow | None:

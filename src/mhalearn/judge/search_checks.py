@@ -72,4 +72,5 @@ def _unless_certified(evidence: Evidence, outcome: Outcome) -> Found | None:
     """How the search ended is no matter where what it found is certified."""
     if evidence.is_certified:
         return None
-    return outcome, evidence.candidate.reason or outcome.explanation, {}
+    reason = evidence.candidate.reason or outcome.explanation
+    return outcome, f"{reason}{evidence.residual_path_hint}", {}

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from mhalearn._runtime.types import Float64
 from mhalearn.judge.consistency_checks import ROUNDING_MARGIN
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Found, check
@@ -15,8 +14,8 @@ from mhalearn.judge.fit_quality import (
     is_certified_exact,
     structured_outcome,
 )
-from mhalearn.judge.fitted_attention import FittedAttention
 from mhalearn.judge.identifiability_checks import is_symmetric
+from mhalearn.judge.residual_path import advise_residual, find_own_token_head
 from mhalearn.run.outcome import Outcome
 
 # Standard deviations above noise at which what is left counts as a function of the inputs.
@@ -26,9 +25,6 @@ _SIGNIFICANT = 6.0
 _OVERFITTED, _CORRELATED = 1.4, 2.0
 # What is left by this factor more than rounding predicts is not rounding alone.
 _MORE = 1.1
-# A head that gives its own token this share of its weight passes it on; less will do where W is a
-# multiple of the identity, up to this much, which is no accident.
-_OWN, _MOSTLY_OWN, _IDENTITY = 0.9, 0.5, 0.15
 # Rounding leaves of a few examples up to this many times what it leaves of others; of their rows up
 # to this many times what computing does, most of them, and the worst.
 _OFF, _OFF_TYPICAL, _OFF_ROW = 2.5, 1.5, 5.0
@@ -49,7 +45,7 @@ def hopeless(evidence: Evidence) -> Found | None:
         Outcome.STUCK,
         f"the best layer leaves {error:.0%} of the label energy of held-out examples: "
         "more heads, more examples, a layer that the search did not find, or labels that no "
-        f"attention layer makes{hint_at_mask(evidence)}",
+        f"attention layer makes{hint_at_mask(evidence)}{evidence.residual_path_hint}",
         {"relative_squared_error": error},
     )
 
@@ -81,7 +77,7 @@ def missing_head(evidence: Evidence) -> Found | None:
     else:
         sentence = (
             f"{describe_error(evidence)}, of which one more head explains {gain:.0%}: "
-            "more heads than asked for, or a start that missed one"
+            f"more heads than asked for, or a start that missed one{evidence.residual_path_hint}"
         )
     return structured_outcome(evidence), sentence, {"gain": gain}
 
@@ -104,7 +100,7 @@ def not_converged(evidence: Evidence) -> Found | None:
     return (
         structured_outcome(evidence),
         f"{describe_error(evidence)} where the descent was ended: it had not come to rest, so that "
-        "what is left says nothing of its cause",
+        f"what is left says nothing of its cause{evidence.residual_path_hint}",
         {},
     )
 
@@ -124,7 +120,11 @@ def departure(evidence: Evidence) -> Found | None:
     share, alternative = found[0].share, found[0].alternative
     if not explains_most(evidence, share):
         return None
-    passing = _own_token_head(evidence.fitted_attention) if alternative.name == "own token" else ""
+    passing = ""
+    if alternative.name == "own token":
+        head = find_own_token_head(evidence.fitted_attention)
+        passing = head.describe() if head is not None else ""
+        passing += advise_residual(evidence.train, evidence.residual)
     return (
         structured_outcome(evidence),
         f"{describe_error(evidence)}, of which {share:.0%} is explained otherwise: "
@@ -138,16 +138,17 @@ def residual_path(evidence: Evidence) -> Found | None:
     """A head that does nothing but pass tokens on, in a fit that is not exact."""
     if classify_fit(evidence) is not Fit.PARTIAL:
         return None
-    passing, less = _own_token_head(evidence.fitted_attention), ", with a head less"
-    if not passing and evidence.gain_of_one_more_head:
-        passing, less = _own_token_head(evidence.attention_with_one_more_head), ""
-    if not passing:
+    head, less = find_own_token_head(evidence.fitted_attention), ", and a head less"
+    if head is None and evidence.gain_of_one_more_head:
+        head, less = find_own_token_head(evidence.attention_with_one_more_head), ""
+    if head is None:
         return None
-    return (
-        structured_outcome(evidence),
-        f"{describe_error(evidence)}{passing}: a residual path y = x + F(x); learn Y - X{less}",
-        {},
-    )
+    told = "as a residual path y = x + F(x) makes it"
+    if not evidence.residual:
+        told += f": learn with residual=True{less}"
+    elif head.scale is not None and head.scale < 0:
+        told = f"as labels without a residual path make it: learn without residual{less}"
+    return structured_outcome(evidence), f"{describe_error(evidence)}{head.describe()}, {told}", {}
 
 
 @check("residual dependence", expensive=True)
@@ -176,7 +177,7 @@ def residual_dependence(evidence: Evidence) -> Found | None:
         structured_outcome(evidence),
         f"{describe_error(evidence)}, which depends on the inputs ({by}) and not like one more "
         "head: more heads than that, a layer that the search did not find, or labels that no "
-        f"attention layer makes{hint_at_mask(evidence)}",
+        f"attention layer makes{hint_at_mask(evidence)}{evidence.residual_path_hint}",
         {"deviations": excess, "share": share},
     )
 
@@ -315,7 +316,7 @@ def not_explained(evidence: Evidence) -> Found | None:
         why += "layer at all"
     return (
         Outcome.FITTED if low else Outcome.STUCK,
-        f"{describe_error(evidence)}; {why}",
+        f"{describe_error(evidence)}; {why}{evidence.residual_path_hint}",
         {"relative_squared_error": error},
     )
 
@@ -370,30 +371,6 @@ def _is_deterministic(evidence: Evidence) -> bool:
         return False
     # Of independent noise two answers differ by its root of two.
     return answers.twice < evidence.train_residuals.root_relative
-
-
-def _own_token_head(fitted: FittedAttention | None) -> str:
-    """Which head passes tokens on, in words that follow a comma; nothing where none does."""
-    if fitted is None:
-        return ""
-    own = np.einsum("nmrr->nmr", fitted.patterns)
-    weights = fitted.inside[:, None] / fitted.inside.sum()
-    for head, share in enumerate(np.sum(own * weights, axis=(0, 2))):
-        told = _multiple_of_identity(fitted.layer.w[head])
-        if share > (_MOSTLY_OWN if told else _OWN):
-            return f"; head {head + 1} attends to its own token ({share:.0%} of its weight){told}"
-    return ""
-
-
-def _multiple_of_identity(w: Float64) -> str:
-    """That W is one, in words; nothing where it is not."""
-    if w.shape[0] != w.shape[1] or not w.any():
-        return ""
-    scale = float(np.trace(w)) / len(w)
-    off = float(np.linalg.norm(w - scale * np.eye(len(w))) / np.linalg.norm(w))
-    if off > _IDENTITY:
-        return ""
-    return " with W = I" if abs(scale - 1) < _IDENTITY else f" with W = {scale:.2g} I"
 
 
 def _more_than_rounding(evidence: Evidence) -> str:

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mhalearn._runtime import storage
-from mhalearn._runtime.types import Float64
-from mhalearn._runtime.validation import check_array, read_count
+from mhalearn._runtime.programs import compiled
+from mhalearn._runtime.types import Array, Float, Float64
+from mhalearn._runtime.validation import check_array, check_inputs, read_count
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.attention import attend
 from mhalearn.layer.base import Layer
+from mhalearn.layer.batches import Chunk
 from mhalearn.layer.parametrisation import Parametrisation, Params
 
 if TYPE_CHECKING:
@@ -164,6 +168,20 @@ class AttentionLayer(Layer):
         biases = self.key_vector is not None, self.out_bias is not None
         return {"key_vector": biases[0], "out_bias": biases[1], "causal": self.causal}
 
+    def patterns(self, x: ArrayLike, lengths: ArrayLike | None = None) -> Float64:
+        """Attention weights (n, m, k, k): what row r of a head gives to each token.
+
+        A row sums to one, with zeros for keys that are masked or past the example's length; rows
+        past it are zero.
+        Cost: O(n m k d (d + k)) time; memory that of the result and a fixed workspace.
+        """
+        tokens, lengths = check_inputs(x, self.d, lengths)
+        n, k, _ = tokens.shape
+        found = np.empty((n, self.n_heads, k, k))
+        for part, weights in self.over_chunks(_patterns, tokens, lengths):
+            found[part] = weights[: part.stop - part.start]
+        return found
+
     def canonical(self, *, tolerance: float = 1e-8) -> AttentionLayer:
         """Merge heads of equal attention, drop heads with zero W, order by decreasing norm of W.
 
@@ -247,6 +265,14 @@ class AttentionLayer(Layer):
         from mhalearn.layer.export import export_layer
 
         export_layer(self, path)
+
+
+@partial(compiled, static_argnums=0)
+def _patterns(
+    parametrisation: Parametrisation, params: Params, chunk: Chunk
+) -> Float[Array, "b m k k"]:
+    p = attend(params.theta, chunk).p * chunk.weight[:, :, None, None]
+    return jnp.swapaxes(p, 1, 2)
 
 
 def load_layer(path: str | Path) -> AttentionLayer:

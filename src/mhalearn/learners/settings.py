@@ -32,6 +32,7 @@ class Settings(Protocol):
     head_dim: int | None
     bias: bool
     causal: bool
+    residual: bool
     attention: Callable[..., Any] | None
     polish: bool
     random_state: int
@@ -51,9 +52,14 @@ def check_settings(settings: Settings, examples: Examples) -> None:
         is_integer(settings.head_dim) and 1 <= settings.head_dim <= examples.d
     ):
         raise ValueError(f"head_dim={settings.head_dim!r}: pass a rank from 1 to d = {examples.d}")
-    for name in ("bias", "causal", "polish", "resume"):
+    for name in ("bias", "causal", "residual", "polish", "resume"):
         if not isinstance(getattr(settings, name), bool | np.bool_):
             raise ValueError(f"{name}={getattr(settings, name)!r}: pass True or False")
+    if settings.residual and examples.d != examples.out_dim:
+        raise ValueError(
+            f"residual=True: y = x + F(x) has outputs as wide as tokens, the examples have "
+            f"e = {examples.out_dim} beside d = {examples.d}"
+        )
     if settings.on_event is not None and not callable(settings.on_event):
         raise ValueError(f"on_event={settings.on_event!r}: pass a function of an Event")
     if not is_integer(settings.random_state):

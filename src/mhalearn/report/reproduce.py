@@ -19,7 +19,8 @@ from mhalearn.learners.registry import AUTO, list_learners
 
 # Settings that are arguments of the estimator, in its order.
 _ARGUMENTS = (
-    *("n_heads", "method", "plan", "options", "head_dim", "bias", "causal", "attention", "polish"),
+    *("n_heads", "method", "plan", "options", "head_dim", "bias", "causal", "residual"),
+    *("attention", "polish"),
     "random_state",
     "max_seconds",
 )
@@ -32,7 +33,12 @@ _OPTIONS = {
     "random_state": "--seed",
     "max_seconds": "--max-seconds",
 }
-_FLAGS = {"bias": ("--bias", True), "causal": ("--causal", True), "polish": ("--no-polish", False)}
+_FLAGS = {
+    "bias": ("--bias", True),
+    "causal": ("--causal", True),
+    "residual": ("--residual", True),
+    "polish": ("--no-polish", False),
+}
 _LONGEST = 400
 
 Rows = list[tuple[str, str]]

@@ -302,8 +302,9 @@ def count_heads(rows: CertifiedRows, total: Float64, width: int, task: Task) -> 
     """
     constants, few = task.constants, task.few
     x, y, _ = few.subset(slice(0, constants.one_head_rows)).arrays()
-    left = certify_rows(x.astype(np.float64), y[:, 0].astype(np.float64), total).residual
-    share = float(np.median(left / np.maximum(np.abs(y[:, 0]).sum(axis=1), 1e-300)))
+    first = y[:, 0].astype(np.float64)
+    left = certify_rows(x.astype(np.float64), first, total).residual
+    share = float(np.median(left / np.maximum(np.abs(first).sum(axis=1), 1e-300)))
     if share < constants.one_head:
         emit_one_head(share, task.run)
         return 1

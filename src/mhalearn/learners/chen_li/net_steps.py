@@ -75,7 +75,8 @@ def literal_net_step(task: Task, span: Span) -> NetResult:
     unit = math.sqrt(m)
     radius, spacing = unit * constants.net_radius, unit * constants.net_spacing[max(m - 2, 0)]
     layer, error, errors = literal_net(span, fit, held, radius=radius, spacing=spacing)
-    x, y, _ = validation.arrays()
+    x, labels, _ = validation.arrays()
+    y = labels.astype(np.float64)
     squares = np.sum((layer(x) - y) ** 2, axis=(1, 2)) / np.mean(np.sum(y**2, axis=(1, 2)))
     stated = bound_error(squares, len(errors), constants.delta)
     return replace(NetResult(layer, error, errors), generalisation=stated)
