@@ -32,8 +32,6 @@ _BETTER, _PATIENCE = 0.9, 3
 _TOLERANCE = 1e-4
 # Pivot of a design, over its longest image's square, below which its images are not independent.
 _SINGULAR = 1e-10
-# Relative squared error at which nothing but rounding is left.
-_ROUNDING = 1e-28
 
 
 @dataclass(frozen=True)
@@ -254,7 +252,7 @@ def _iterate(
     errors = [measure(theta, w)]
     best, used, waited = (errors[0], theta, w), 0.0, 0
     for step in range(constants.decode_steps):
-        if waited >= _PATIENCE or best[0] < _ROUNDING or run.is_over():
+        if waited >= _PATIENCE or best[0] < constants.decode_goal or run.is_over():
             break
         patterns, share = _decode(stacked_heads(w, m, d), data, rule)
         theta = _regress(
