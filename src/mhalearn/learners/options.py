@@ -205,9 +205,10 @@ class Constants:
     decoded: examples that are decoded, in units of d^2. decoded_least: and so many at least.
         decoded_most: and so many at most, for regressions on more take longer than they tell.
     decode_steps: at most. decode_goal: relative squared error on the examples that select at which
-        it ends; unless set, that of rounding. usable: least weight of a token whose log-odds are used, and the largest
-        that three standard errors of the weight may ask for; outside: how far a row's weights may
-        leave the simplex, and the most that two standard errors allow.
+        it ends; unless set, that of rounding.
+    usable: least weight of a token whose log-odds are used, and the largest that three standard
+        errors of the weight may ask for; outside: how far a row's weights may leave the simplex,
+        and the most that two standard errors allow.
     decode_reweightings: of the rows in one regression; decode_products: of its conjugate gradients.
 
     The number of heads
