@@ -85,6 +85,27 @@ def test_labels_that_hold_one_look_so(scale):
     assert "residual path y = x + F(x)" in model.solution_.reason
 
 
+def test_tokens_that_span_less_hide_none():
+    """The judge sees other coordinates than the user's, and fewer; a residual path is the identity
+    in his."""
+    x = X.copy()
+    x[..., 3] = x[..., 0] - x[..., 1]
+    told, untold = (
+        mha.AttentionRegressor(2, residual=residual, options=BRIEF).fit(x, x + LAYER(x))
+        for residual in (True, False)
+    )
+    assert told.outcome_ is mha.Outcome.RECOVERED_ON_SPAN
+    np.testing.assert_allclose(told.predict(x), x + LAYER(x), atol=1e-8)
+    assert "residual path y = x + F(x)" in untold.solution_.reason
+    assert "residual=True" in untold.solution_.reason
+
+
+def test_a_box_beside_a_residual_path_is_asked_for_the_layer():
+    box = mha.Examples.from_callable(lambda x: x + LAYER(x), "gaussian", n=120, k=5, d=4)
+    model = mha.AttentionRegressor(2, residual=True).fit(box)
+    assert mha.compare(model.layer_, LAYER).max_error < 1e-8
+
+
 def test_labels_without_one_that_were_said_to_hold_one_look_so():
     model = learn(X, LAYER(X), residual=True, options=BRIEF)
     assert model.outcome_ is not mha.Outcome.RECOVERED

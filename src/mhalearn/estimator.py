@@ -251,6 +251,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             polished=self._ends_polished,
             converged=converged,
             box=box,
+            given=given.train,
             residual=self.residual,
         )
         certificate = evidence.certificate

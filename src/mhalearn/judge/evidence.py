@@ -26,7 +26,7 @@ from mhalearn.judge.residual_law import (
     inputs_look_alike_at_all_positions,
     rows_of,
 )
-from mhalearn.judge.residual_path import hint_at_residual_path
+from mhalearn.judge.residual_path import advise_residual, hint_at_residual_path
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.rounding_test import RoundingTest, compare_rows, run_rounding_test
 from mhalearn.judge.subsets import Subsets
@@ -50,6 +50,7 @@ class Evidence:
     polished: whether the candidate was descended from until nothing improved. Where it was not,
     what it leaves says nothing of heads or noise. converged: whether that descent came to rest.
     box: what the examples were drawn from, where it can still be asked.
+    given: `train` as the user has it, where the subsets are in other coordinates.
     residual: whether tokens were taken off the labels, because these hold a residual path.
 
     Cost: the candidate is walked over each subset at most once, whatever asks for its residuals.
@@ -66,6 +67,7 @@ class Evidence:
     polished: bool = True
     converged: bool = True
     box: Box | None = None
+    given: Examples | None = None
     residual: bool = False
 
     @property
@@ -194,7 +196,12 @@ class Evidence:
     @cached_property
     def residual_path_hint(self) -> str:
         """That labels look as if they held a residual path, or none where one was taken off."""
-        return hint_at_residual_path(self.train, self.residual)
+        return hint_at_residual_path(self.given or self.train, self.residual)
+
+    @property
+    def residual_advice(self) -> str:
+        """What to learn with where a row's own token counts; see `advise_residual`."""
+        return advise_residual(self.given or self.train, self.residual)
 
     @cached_property
     def first_row(self) -> FirstRow | None:

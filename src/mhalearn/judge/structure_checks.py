@@ -15,7 +15,7 @@ from mhalearn.judge.fit_quality import (
     structured_outcome,
 )
 from mhalearn.judge.identifiability_checks import is_symmetric
-from mhalearn.judge.residual_path import advise_residual, find_own_token_head
+from mhalearn.judge.residual_path import find_own_token_head
 from mhalearn.run.outcome import Outcome
 
 # Standard deviations above noise at which what is left counts as a function of the inputs.
@@ -124,7 +124,7 @@ def departure(evidence: Evidence) -> Found | None:
     if alternative.name == "own token":
         head = find_own_token_head(evidence.fitted_attention)
         passing = head.describe() if head is not None else ""
-        passing += advise_residual(evidence.train, evidence.residual)
+        passing += evidence.residual_advice
     return (
         structured_outcome(evidence),
         f"{describe_error(evidence)}, of which {share:.0%} is explained otherwise: "
