@@ -214,7 +214,7 @@ def anneal_factors(
     strengths = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
     top = _RATE / problem.d**0.5 * (1.0 if penalised else _SLOWER)
     tokens = _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH
-    batch = -(-tokens * problem.n // problem.rows)
+    batch = -(-tokens * problem.count_sequences() // problem.rows)
     walk = anneal(
         jax.tree.map(lambda leaf: leaf[None], heads),
         problem,
