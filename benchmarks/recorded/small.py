@@ -28,12 +28,11 @@ Params = dict[str, Any]
 def record_small(layer: int, fit: int, other: int, seed: int = 0) -> tuple[Recording, Recording]:
     """The attention block of a layer on sentences of so many tokens, and on others.
 
-    The sentences come after those the model was trained on.
+    The model was trained on these sentences too, which changes nothing: what is learned here is its
+    layer, not the language.
     """
     params = trained(seed)
     numbers, lengths = _sequences()
-    begun = STEPS * BATCH % len(lengths) if STEPS * BATCH < len(lengths) else 0
-    numbers, lengths = np.roll(numbers, -begun, axis=0), np.roll(lengths, -begun)
     truth, found = _layer_of(params, layer), []
     for which in split_tokens(lengths, fit, other):
         k = int(lengths[which].max())
@@ -102,7 +101,7 @@ def _attend(x: Any, params: Params, at: int) -> Any:
 
 
 def _run(params: Params, numbers: Any, layer: int | None = None) -> Any:
-    """Input and output of a layer's attention block; scores of the next word where none is named."""
+    """Input and output of a layer's attention block; without one, scores of the next word."""
     x = params["words"][numbers] + params["places"][: numbers.shape[1]]
     for at in range(LAYERS):
         given = _norm(x, params, f"{at}.norm1")
