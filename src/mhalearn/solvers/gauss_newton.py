@@ -64,8 +64,9 @@ DIRECT = StepOptions(direct=True, cg_steps=8)
 ITERATIVE = StepOptions()
 QUICK = StepOptions(single=True)
 JOINT_SINGLE, JOINT = StepOptions(single=True, cg_steps=400), StepOptions(cg_steps=400)
-# Where better conditioned equations are at hand, those in all parameters are worth so many.
-CUT_SHORT = StepOptions(single=True, cg_steps=100)
+# Where better conditioned equations are at hand, those in all parameters are worth so many; and
+# fewer where those have left nothing but W of more rank than heads have.
+CUT_SHORT, FINISHING = StepOptions(single=True, cg_steps=100), StepOptions(single=True, cg_steps=60)
 
 
 class Ridge(NamedTuple):

@@ -17,6 +17,7 @@ from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import (
     CUT_SHORT,
     DIRECT,
+    FINISHING,
     ITERATIVE,
     JOINT,
     JOINT_SINGLE,
@@ -37,6 +38,8 @@ from mhalearn.solvers.scaled_problem import Problem, make_problem
 MAX_FINISHING_UNKNOWNS, _NEARLY = 2048, 1e-10
 # Below this loss steps converge fast, and one that leaves more than this part of it was inexact.
 _NEAR, _LITTLE = 1e-6, 0.1
+# A step that was solved for, was taken and gained less than this part ended at a stationary point.
+_STATIONARY = 1e-6
 # Rows, over the columns of the design matrix, from which on W may be eliminated whatever its rank;
 # and those columns at most, for their Gram matrix is formed, and another's eigenvectors.
 _ROWS_A_COLUMN = 4
@@ -102,17 +105,19 @@ def minimise(
     Cost: some tens of forward passes a step, some hundred where nothing is eliminated.
     """
     whole = problem if whole is None else whole
-    given = [each for each in (problem, whole) if _may_eliminate(each)]
-    gears = _list_gears(problem.parametrisation)
-    if given:
-        found, solved = _descend(params, problem, run, [CUT_SHORT], stage, max_steps, problem)
-        if solved or run.is_over():
+    if not (_may_eliminate(problem) or _may_eliminate(whole)):
+        gears = _list_gears(problem.parametrisation)
+        return _descend(params, problem, run, gears, stage, max_steps, whole)[0]
+    found, solved = _descend(params, problem, run, [CUT_SHORT], stage, max_steps, problem)
+    # Labels that are not met to rounding are noise, which only all examples average out.
+    for given in [problem] if whole.rows <= problem.rows else [problem, whole]:
+        if solved or found.loss < ROUNDING or run.is_over():
             return found
-        found = _descend_eliminated(found.params, given[0], run, f"{stage}, W eliminated")
-        if found.loss < ROUNDING or run.is_over():
-            return found
-        params, problem = found.params, given[0]
-    return _descend(params, problem, run, gears, stage, max_steps, whole)[0]
+        if _may_eliminate(given):
+            found = _descend_eliminated(found.params, given, run, f"{stage}, W eliminated")
+    if found.loss < ROUNDING or run.is_over():
+        return found
+    return _descend(found.params, whole, run, [FINISHING], stage, max_steps, whole)[0]
 
 
 def _descend(
@@ -143,6 +148,9 @@ def _descend(
         if whole.rows > problem.rows and not solved:
             problem, gear, state = whole, 0, reset_damping(state)
             continue
+        if solved and 0 < before - loss < _STATIONARY * before:
+            converged = True
+            break
         if loss < ROUNDING and loss < before / 2:
             continue  # badly conditioned parameters gain even where the loss is rounding
         if has_converged(state).all() or _is_inexact(gears[gear], before, loss):
