@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 from scipy.optimize import linear_sum_assignment
-from scipy.special import softmax
 
 from benchmarks.ledger import Record, console, finite, names, opened, say_bar, study
 from benchmarks.recorded.minilm import record_minilm
@@ -57,14 +56,7 @@ def record(case: str, tokens: int, model: str | None) -> tuple[Recording, Record
 def patterns(layer: AttentionLayer, given: Recording) -> NDArray[np.float64]:
     """Attention weights (rows, heads, keys), of rows that count."""
     x = np.where(given.inside[..., None], given.x, 0).astype(np.float64)
-    k = x.shape[1]
-    keyed = np.einsum("nrd,mde->nrme", x, layer.theta, optimize=True)
-    if layer.key_vector is not None:
-        keyed = keyed + layer.key_vector
-    seen = np.broadcast_to(given.inside[:, None, :], (len(x), k, k))
-    seen = (seen & np.tri(k, dtype=bool)) if layer.causal else seen
-    scores = np.einsum("nrme,nje->nrmj", keyed, x, optimize=True)[given.inside]
-    return softmax(np.where(seen[given.inside][:, None], scores, -np.inf), axis=-1)
+    return layer.patterns(x, given.lengths).swapaxes(1, 2)[given.inside]
 
 
 def share_within(learned: AttentionLayer, given: Recording) -> float:
