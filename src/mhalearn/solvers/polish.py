@@ -175,9 +175,8 @@ def _may_eliminate(problem: Problem) -> bool:
 def _descend_eliminated(params: Params, problem: Problem, run: Run, stage: str) -> Minimum:
     """Descend in Theta of the factors' rank, with the best W of any rank; then cut W to its rank.
 
-    Means of tokens under patterns that are alike, and the change of basis inside a pair of factors,
-    make equations in all factors badly conditioned; W takes both along. If the labels are exact, so
-    is the rank of the W found, and nothing is cut.
+    Better conditioned than equations in all factors, with dearer products. If the labels are exact,
+    so is the rank of the W found, and nothing is cut.
     """
     dense = replace(problem, parametrisation=Dense(problem.architecture))
     start = dense.parametrisation.from_layer(problem.to_layer(params), problem.units)
