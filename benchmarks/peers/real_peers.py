@@ -5,6 +5,7 @@ allow, factors that begin at random with deviation 0.05.
 """
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,51 @@ from mhalearn import AttentionLayer
 SIZE, BATCH, PROBE = 0.05, 1024, 50
 
 
+@dataclass(frozen=True)
+class Given:
+    """Examples as Adam gets them: float32 tokens and labels, and masks where lengths differ."""
+
+    x: Any
+    y: Any
+    allowed: Any = None  # (n, k, k): keys that a query sees; None: all
+    counts: Any = None  # (n, k): 1 where a row counts; None: everywhere
+    batch: int = BATCH
+
+    @classmethod
+    def of(cls, x: Any, y: Any, lengths: Any, causal: bool, batch: int) -> "Given":
+        """Of sequences that end early, and see no later token where they are causal."""
+        n, k = x.shape[:2]
+        inside = np.arange(k) < np.asarray(lengths)[:, None]
+        allowed = np.broadcast_to(inside[:, None, :], (n, k, k))
+        allowed = (allowed & np.tri(k, dtype=bool) if causal else allowed) | np.eye(k, dtype=bool)
+        x, y = (np.where(inside[..., None], part, 0) for part in (x, y))
+        return cls(x, y, allowed, inside.astype(np.float32), batch)
+
+    @property
+    def arrays(self) -> list[Any]:
+        """What a step picks its examples from."""
+        wide = [np.asarray(part, np.float32) for part in (self.x, self.y)]
+        return wide if self.allowed is None else [*wide, self.allowed, self.counts]
+
+
 def learn(
     name: str, x: Any, y: Any, n_heads: int, rank: int, rate: float, seconds: float, seed: int
 ) -> tuple[AttentionLayer, int]:
     """The layer Adam comes to in so many seconds, compilation included, and its steps."""
+    return learn_given(name, Given(x, y), n_heads, rank, rate, seconds, seed)
+
+
+def learn_given(
+    name: str,
+    given: Given,
+    n_heads: int,
+    rank: int,
+    rate: float,
+    seconds: float,
+    seed: int,
+    causal: bool = False,
+) -> tuple[AttentionLayer, int]:
+    x, y = given.x, given.y
     rng = np.random.default_rng([seed, 0xADA])
     d, e = x.shape[2], y.shape[2]
     shapes = {
@@ -30,36 +72,43 @@ def learn(
     }
     start = {part: SIZE * rng.standard_normal(shape) for part, shape in shapes.items()}
     engine = {"optax": _optax, "torch": _torch}[name]
-    parts, steps = engine(start, x, y, rate, seconds, rng)
+    parts, steps = engine(start, given, rate, seconds, rng)
     query, key, value, out, shift, bias = (np.asarray(parts[part], float) for part in shapes)
     vector = np.einsum("mdh,mh->md", key, shift)
-    return AttentionLayer(query @ key.swapaxes(1, 2), value @ out, vector, bias), steps
+    theta = query @ key.swapaxes(1, 2)
+    return AttentionLayer(theta, value @ out, vector, bias, causal), steps
 
 
-def _optax(start: Any, x: Any, y: Any, rate: float, seconds: float, rng: Any) -> tuple[Any, int]:
+def _optax(start: Any, given: Given, rate: float, seconds: float, rng: Any) -> tuple[Any, int]:
     import jax
     import jax.numpy as jnp
     import optax
 
     began = time.monotonic()
-    tokens, labels = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    arrays, n = [jnp.asarray(part) for part in given.arrays], len(given.x)
     parts = {name: jnp.asarray(part, jnp.float32) for name, part in start.items()}
 
-    def loss(parts: Any, x: Any, y: Any) -> Any:
+    def loss(parts: Any, x: Any, y: Any, allowed: Any = None, counts: Any = None) -> Any:
         queries = jnp.einsum("brd,mdh->bmrh", x, parts["query"]) + parts["shift"][:, None]
         keys = jnp.einsum("bjd,mdh->bmjh", x, parts["key"])
-        p = jax.nn.softmax(jnp.einsum("bmrh,bmjh->bmrj", queries, keys))
+        scores = jnp.einsum("bmrh,bmjh->bmrj", queries, keys)
+        if allowed is not None:
+            scores = jnp.where(allowed[:, None], scores, -jnp.inf)
+        p = jax.nn.softmax(scores)
         mixed = jnp.einsum("bmrj,bjd,mdh->bmrh", p, x, parts["value"])
-        return jnp.mean((jnp.einsum("bmrh,mhe->bre", mixed, parts["out"]) + parts["bias"] - y) ** 2)
+        wrong = (jnp.einsum("bmrh,mhe->bre", mixed, parts["out"]) + parts["bias"] - y) ** 2
+        if counts is not None:
+            wrong = wrong * counts[..., None] * (counts.size / jnp.sum(counts))
+        return jnp.mean(wrong)
 
     adam = optax.inject_hyperparams(optax.adam)(learning_rate=rate)
 
     @jax.jit
-    def advance(parts: Any, memory: Any, chosen: Any, rates: Any, tokens: Any, labels: Any) -> Any:
+    def advance(parts: Any, memory: Any, chosen: Any, rates: Any, arrays: Any) -> Any:
         def step(carry: Any, now: Any) -> Any:
             parts, memory = carry
             chosen, rate = now
-            slope = jax.grad(loss)(parts, tokens[chosen], labels[chosen])
+            slope = jax.grad(loss)(parts, *(part[chosen] for part in arrays))
             memory.hyperparams["learning_rate"] = rate
             updates, memory = adam.update(slope, memory)
             return (optax.apply_updates(parts, updates), memory), None
@@ -67,9 +116,9 @@ def _optax(start: Any, x: Any, y: Any, rate: float, seconds: float, rng: Any) ->
         return jax.lax.scan(step, (parts, memory), (chosen, rates))[0]
 
     def run(parts: Any, memory: Any, rates: Any) -> Any:
-        chosen = jnp.asarray(rng.integers(0, len(x), (PROBE, min(BATCH, len(x)))))
+        chosen = jnp.asarray(rng.integers(0, n, (PROBE, min(given.batch, n))))
         rates = jnp.asarray(rates, jnp.float32)
-        return jax.block_until_ready(advance(parts, memory, chosen, rates, tokens, labels))
+        return jax.block_until_ready(advance(parts, memory, chosen, rates, arrays))
 
     memory = adam.init(parts)
     parts, memory = run(parts, memory, np.full(PROBE, rate))
@@ -84,13 +133,12 @@ def _optax(start: Any, x: Any, y: Any, rate: float, seconds: float, rng: Any) ->
     return parts, steps + 2 * PROBE
 
 
-def _torch(start: Any, x: Any, y: Any, rate: float, seconds: float, rng: Any) -> tuple[Any, int]:
+def _torch(start: Any, given: Given, rate: float, seconds: float, rng: Any) -> tuple[Any, int]:
     import torch
 
     began = time.monotonic()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokens = torch.tensor(np.asarray(x, np.float32), device=device)
-    labels = torch.tensor(np.asarray(y, np.float32), device=device)
+    arrays, n = [torch.tensor(part, device=device) for part in given.arrays], len(given.x)
     parts = {
         name: torch.tensor(part, dtype=torch.float32, device=device, requires_grad=True)
         for name, part in start.items()
@@ -98,16 +146,22 @@ def _torch(start: Any, x: Any, y: Any, rate: float, seconds: float, rng: Any) ->
     adam = torch.optim.Adam(parts.values(), lr=rate)
 
     def step(rate: float) -> None:
-        chosen = torch.as_tensor(rng.integers(0, len(x), min(BATCH, len(x))), device=device)
-        x_now, y_now = tokens[chosen], labels[chosen]
+        chosen = torch.as_tensor(rng.integers(0, n, min(given.batch, n)), device=device)
+        x_now, y_now, *masks = (part[chosen] for part in arrays)
         queries = torch.einsum("brd,mdh->bmrh", x_now, parts["query"]) + parts["shift"][:, None]
         keys = torch.einsum("bjd,mdh->bmjh", x_now, parts["key"])
         values = torch.einsum("bjd,mdh->bmjh", x_now, parts["value"])
-        p = torch.softmax(queries @ keys.transpose(2, 3), dim=-1)
+        scores = queries @ keys.transpose(2, 3)
+        if masks:
+            scores = torch.where(masks[0][:, None], scores, -torch.inf)
+        p = torch.softmax(scores, dim=-1)
         found = torch.einsum("bmrh,mhe->bre", p @ values, parts["out"]) + parts["bias"]
         adam.param_groups[0]["lr"] = rate
         adam.zero_grad()
-        torch.mean((found - y_now) ** 2).backward()
+        wrong = (found - y_now) ** 2
+        if masks:
+            wrong = wrong * masks[1][..., None] * (masks[1].numel() / masks[1].sum())
+        torch.mean(wrong).backward()
         adam.step()
 
     def run(rates: Any) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _RANK = 1e-9
 # Attention unknowns, all ranks allowed, from which on heads of known rank are better searched for
 # by their factors.
-_LARGE = 30_000
+_LARGE = 8_000
 
 
 class ParameterCount(NamedTuple):

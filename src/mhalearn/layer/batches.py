@@ -114,8 +114,13 @@ def host_chunk(
     causal: bool,
     labels: NDArray[Any] | None,
     size: int | None,
+    sequences: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[Any], ...]:
-    """The fields of `make_chunk`, before they go to a device."""
+    """The fields of `make_chunk`, before they go to a device.
+
+    sequences: (n, k), which of several sequences a token belongs to, where examples hold more than
+    one: tokens see those of their own.
+    """
     n, k, _ = tokens.shape
     size = n if size is None else size
 
@@ -136,6 +141,9 @@ def host_chunk(
     allowed = np.broadcast_to(inside[:, None, :], (size, k, k))
     if causal:
         allowed = allowed & np.tri(k, dtype=bool)
+    if sequences is not None:
+        of = pad(sequences)
+        allowed = allowed & (of[:, :, None] == of[:, None, :])
     # A padding row may attend to itself: its weight is zero, but a softmax needs a key.
     allowed = allowed | (np.eye(k, dtype=bool) & ~inside[:, :, None])
     ones = np.ones((size, k, 1))
@@ -143,3 +151,43 @@ def host_chunk(
     queries = np.concatenate([x, ones], axis=-1) if key_vector else x
     constant = ones if out_bias else ones[..., :0]
     return x, queries, y, constant, inside.astype(np.float64), allowed
+
+
+class Packing(NamedTuple):
+    """Where sequences of different lengths lie, several of them in one row of k tokens."""
+
+    row: NDArray[np.int64]
+    start: NDArray[np.int64]
+    rows: int
+
+    def place(self, values: NDArray[Any], lengths: NDArray[np.int64]) -> NDArray[Any]:
+        """(n, k, ...) -> (rows, k, ...), zeros where no sequence lies."""
+        packed = np.zeros((self.rows, *values.shape[1:]), values.dtype)
+        for row, start, length, each in zip(self.row, self.start, lengths, values, strict=True):
+            packed[row, start : start + length] = each[:length]
+        return packed
+
+    def used(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens that lie in each row; they come first."""
+        return np.bincount(self.row, lengths, self.rows).astype(np.int64)
+
+
+def pack_sequences(lengths: NDArray[np.int64], k: int) -> Packing:
+    """Put every sequence, the longest first, where the least room that suffices is left.
+
+    Cost: O(n k). Trust: best fit decreasing, at most about 11/9 of the fewest rows.
+    """
+    row, start = np.zeros_like(lengths), np.zeros_like(lengths)
+    open_rows: list[list[int]] = [[] for _ in range(k + 1)]  # rows by the room they have
+    rows = 0
+    for index in np.argsort(-lengths, kind="stable"):
+        length = int(lengths[index])
+        room = next((room for room in range(length, k + 1) if open_rows[room]), None)
+        if room is None:
+            number, room = rows, k
+            rows += 1
+        else:
+            number = open_rows[room].pop()
+        row[index], start[index] = number, k - room
+        open_rows[room - length].append(number)
+    return Packing(row, start, rows)

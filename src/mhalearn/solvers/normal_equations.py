@@ -16,7 +16,7 @@ from mhalearn._runtime.programs import in_single
 from mhalearn._runtime.types import Array, Bool, Float
 from mhalearn.layer.batches import Chunk, sum_over_chunks
 from mhalearn.layer.parametrisation import Parametrisation, Params
-from mhalearn.solvers.cg import conjugate_gradients
+from mhalearn.solvers.cg import CGResult, conjugate_gradients
 
 
 class Step(NamedTuple):
@@ -25,6 +25,7 @@ class Step(NamedTuple):
     step: Params
     predicted_reduction: Float[Array, ""]
     solved: Bool[Array, ""]  # to the tolerance asked for
+    search: CGResult  # how it was solved for
 
 
 def curvature(
@@ -110,4 +111,4 @@ def solve_normal_equations(
     step = size * found.solution.astype(flat.dtype)
     # Conjugate gradients from zero leave a residual at right angles to the step.
     predicted = jnp.vdot(step, flat) + damping * jnp.vdot(step, step)
-    return Step(unflatten(step), predicted, found.converged)
+    return Step(unflatten(step), predicted, found.converged, found)

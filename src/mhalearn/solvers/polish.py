@@ -1,5 +1,6 @@
 """Descend from a layer until nothing improves."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +15,9 @@ from mhalearn.layer.factored import Factored
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import (
+    CUT_SHORT,
     DIRECT,
+    FINISHING,
     ITERATIVE,
     JOINT,
     JOINT_SINGLE,
@@ -24,6 +27,7 @@ from mhalearn.solvers.gauss_newton import (
     best_layer,
     has_converged,
     init_state,
+    loss_of,
     reset_damping,
     take_step,
 )
@@ -34,6 +38,12 @@ from mhalearn.solvers.scaled_problem import Problem, make_problem
 MAX_FINISHING_UNKNOWNS, _NEARLY = 2048, 1e-10
 # Below this loss steps converge fast, and one that leaves more than this part of it was inexact.
 _NEAR, _LITTLE = 1e-6, 0.1
+# A step that was solved for, was taken and gained less than this part ended at a stationary point.
+_STATIONARY = 1e-6
+# Rows, over the columns of the design matrix, from which on W may be eliminated whatever its rank;
+# and those columns at most, for their Gram matrix is formed, and another's eigenvectors.
+_ROWS_A_COLUMN = 4
+_MOST_COLUMNS_CPU, _MOST_COLUMNS = 1280, 6144
 
 
 def max_direct_unknowns() -> int:
@@ -89,23 +99,58 @@ def minimise(
 ) -> Minimum:
     """Descend from parameters until nothing improves.
 
-    Steps get more exact, and dearer, where cheaper ones no longer gain. Where the examples of
-    `problem` say too little to solve for steps, those of `whole` take over.
+    Steps get more exact, and dearer, where cheaper ones no longer gain. Where factors are moved and
+    conjugate gradients do not solve for their step, W is eliminated, as long as rows are many; and
+    where the examples of `problem` say too little to solve for steps, those of `whole` take over.
     Cost: some tens of forward passes a step, some hundred where nothing is eliminated.
     """
-    gears = _list_gears(problem.parametrisation)
+    whole = problem if whole is None else whole
+    if not (_may_eliminate(problem) or _may_eliminate(whole)):
+        gears = _list_gears(problem.parametrisation)
+        return _descend(params, problem, run, gears, stage, max_steps, whole)[0]
+    found, solved = _descend(params, problem, run, [CUT_SHORT], stage, max_steps, problem)
+    # Labels that are not met to rounding are noise, which only all examples average out.
+    for given in [problem] if whole.rows <= problem.rows else [problem, whole]:
+        if solved or found.loss < ROUNDING or run.is_over():
+            return found
+        if _may_eliminate(given):
+            found = _descend_eliminated(found.params, given, run, f"{stage}, W eliminated")
+    if found.loss < ROUNDING or run.is_over():
+        return found
+    return _descend(found.params, whole, run, [FINISHING], stage, max_steps, whole)[0]
+
+
+def _descend(
+    params: Params,
+    problem: Problem,
+    run: Run,
+    gears: list[StepOptions],
+    stage: str,
+    max_steps: int,
+    whole: Problem,
+) -> tuple[Minimum, bool]:
+    """Descend by some kinds of steps, one after the other; and whether all steps were solved for.
+
+    The last of steps that are cut short is the first that was not.
+    """
     gear, loss, converged = 0, float("inf"), False
     state = init_state(jax.tree.map(lambda leaf: leaf[None], params))
+    solved = True
     for step in range(max_steps):
         before = loss
         state = take_step(state, problem, gears[gear])
-        loss = float(state.loss[0])
+        loss, solved = float(state.loss[0]), bool(state.solved[0])
         run.emit(stage, step, loss, at_hand=partial(best_layer, state, problem))
         if run.is_over():
             break
-        if whole is not None and whole.rows > problem.rows and not state.solved[0]:
+        if not solved and gears[gear] is CUT_SHORT:
+            break
+        if whole.rows > problem.rows and not solved:
             problem, gear, state = whole, 0, reset_damping(state)
             continue
+        if solved and 0 < before - loss < _STATIONARY * before:
+            converged = True
+            break
         if loss < ROUNDING and loss < before / 2:
             continue  # badly conditioned parameters gain even where the loss is rounding
         if has_converged(state).all() or _is_inexact(gears[gear], before, loss):
@@ -115,7 +160,33 @@ def minimise(
                 break
             state = reset_damping(state)
     found = jax.tree.map(lambda leaf: leaf[0], state.params)
-    return Minimum(found, loss, converged)
+    return Minimum(found, loss, converged), solved
+
+
+def _may_eliminate(problem: Problem) -> bool:
+    """Whether W, whatever its rank, may be solved for: enough rows, not too many columns."""
+    if not isinstance(problem.parametrisation, Factored) or problem.devices > 1:
+        return False
+    columns = problem.architecture.heads * problem.d + problem.bias
+    most = _MOST_COLUMNS_CPU if jax.default_backend() == "cpu" else _MOST_COLUMNS
+    return columns <= most and problem.rows >= _ROWS_A_COLUMN * columns
+
+
+def _descend_eliminated(params: Params, problem: Problem, run: Run, stage: str) -> Minimum:
+    """Descend in Theta of the factors' rank, with the best W of any rank; then cut W to its rank.
+
+    Better conditioned than equations in all factors, with dearer products. If the labels are exact,
+    so is the rank of the W found, and nothing is cut.
+    """
+    dense = replace(problem, parametrisation=Dense(problem.architecture))
+    start = dense.parametrisation.from_layer(problem.to_layer(params), problem.units)
+    before = loss_of(params, problem)
+    found, _ = _descend(start, dense, run, [QUICK, ITERATIVE], stage, 60, dense)
+    cut = problem.parametrisation.from_layer(dense.to_layer(found.params), problem.units)
+    after = loss_of(cut, problem)
+    if not after < before:
+        return Minimum(params, before, False)
+    return Minimum(cut, after, after < ROUNDING)
 
 
 def _list_gears(parametrisation: Parametrisation) -> list[StepOptions]:

@@ -306,7 +306,7 @@ def solve_reduced_normal_equations(
     found = conjugate_gradients(apply, inverse, scaled, tolerance, max_steps)
     flat = found.solution
     predicted = jnp.vdot(flat, scaled) + damping * jnp.vdot(flat, flat)
-    return Step(heads_first(flat * root, m), predicted, found.converged)
+    return Step(heads_first(flat * root, m), predicted, found.converged, found)
 
 
 # Attention unknowns up to which the whole spectrum is computed (a dense matrix of 128 MiB).

@@ -28,16 +28,17 @@ from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, anneal, co
 from mhalearn.solvers.polish import minimise, polish
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
-# Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much.
-_RATE, _FADING, _FADED = 0.06, 0.6, 1e-2
+# Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much:
+# faded by 1e-2 alone, it kept a trained layer from being learned on real text.
+_RATE, _FADING, _FADED = 0.08, 0.6, 1e-5
 _BLOCK = 100
 # Steps for so many features; more features need as many times more.
-_STEPS, _WIDTH = 2000, 384
+_STEPS, _WIDTH = 4000, 384
 # Up to this many times the counting limit of examples, a penalty that fades so many times slower
 # finds heads that are else lost among surplus ones.
 _SCARCE, _PATIENCE = 12.0, 4
-# Examples a step; more keep an accelerator busy.
-_BATCH_CPU, _BATCH = 128, 1024
+# Tokens a step; more keep an accelerator busy.
+_BATCH_CPU, _BATCH = 2**10, 2**13
 # Heads closer than this are the same, and smaller ones are none, against the largest of all. Heads
 # closer than the second, against their own size, learn the same one and are yet to meet.
 _SAME, _ALIKE = 0.05, 0.4
@@ -212,7 +213,8 @@ def anneal_factors(
     first = _critical_penalty(problem) if penalised else 0.0
     strengths = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
     top = _RATE / problem.d**0.5 * (1.0 if penalised else _SLOWER)
-    batch = _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH
+    tokens = _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH
+    batch = -(-tokens * problem.count_sequences() // problem.rows)
     walk = anneal(
         jax.tree.map(lambda leaf: leaf[None], heads),
         problem,
