@@ -13,7 +13,7 @@ import safetensors.numpy
 from damage import count_silent_changes
 
 from mhalearn._runtime import storage
-from mhalearn.data import Examples, inputs, load_examples, shards
+from mhalearn.data import Examples, box, inputs, load_examples, shards
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.layer.random_layers import random_layer
 
@@ -346,20 +346,21 @@ def test_no_flipped_byte_of_an_array_header_in_an_npz_file_is_read_as_other_data
                 load_examples(path)
 
 
-def test_the_index_comes_last_and_a_failure_leaves_nothing(tmp_path):
+def test_the_index_comes_last_and_a_failure_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(box, "WAITS", ())
     calls = 0
 
     def breaks(x):
         nonlocal calls
         calls += 1
-        if calls > 2:
+        if calls > 3:
             raise RuntimeError("no more")
         return x
 
     examples = Examples.from_callable(breaks, n=9000, k=2, d=2)
-    with pytest.raises(RuntimeError, match="no more"):
+    with pytest.raises(OSError, match="no more"):
         examples.save(tmp_path / "shards", shard_size=1000)
-    assert calls == 3
+    assert calls == 4
     assert os.listdir(tmp_path) == []
 
 
@@ -411,11 +412,11 @@ def test_nothing_is_drawn_before_it_is_used():
         return x
 
     examples = Examples.from_callable(f, "gaussian", n=10**9, k=4, d=3)
-    assert seen == [(2, 4, 3)]
+    assert seen == [(2, 4, 3), (1, 4, 3)]  # one of the two once more: does it answer the same?
     assert (examples.n, examples.out_dim, examples.y_dtype) == (10**9, 3, np.float64)
     assert limit_of(examples, 1) == 18 / 12
     next(examples.chunks(5))
-    assert len(seen) == 2
+    assert len(seen) == 3
 
 
 def test_every_pass_sees_the_same_examples_whatever_the_chunks():
@@ -506,7 +507,7 @@ def test_outputs_that_change_are_refused():
     with pytest.raises(ValueError, match="e = 2, int8, after e = 3, int8"):
         later.arrays()
     later = Examples.from_callable(lambda x: x if len(x) < 5 else x * np.nan, n=10, k=4, d=3)
-    with pytest.raises(ValueError, match="120 NaN"):
+    with pytest.raises(ValueError, match="96 NaN"):
         later.arrays()
 
 

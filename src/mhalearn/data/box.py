@@ -68,14 +68,17 @@ class Box:
         answer = self._call(given)
         self.calls, self.sequences = self.calls + 1, self.sequences + len(x)
         shape = np.shape(answer)
-        if len(shape) != given.ndim or shape[:-1] != given.shape[:-1] or shape[-1] == 0:
+        if shape and (shape[:-1] != given.shape[:-1] or shape[-1] == 0):
             expected = ", ".join(map(str, given.shape[:-1]))
             raise ValueError(
                 f"f returned shape {shape} for X of shape {given.shape}: expected ({expected}, e)"
                 + (_ONE_ROW if shape[:-1] == given.shape[:-2] else "")
             )
         return check_array(
-            "the output of f", answer[None] if self.one_by_one else answer, 3, narrow=True
+            "the output of f",
+            np.asarray(answer)[None] if self.one_by_one else answer,
+            3,
+            narrow=True,
         )
 
     def _call(self, given: NDArray[Any]) -> Any:
