@@ -135,7 +135,7 @@ class Starts:
 
     def draw(self, number: int) -> Start:
         student = random_student(self.problem, student_rng(self.seed, 1, number))
-        flat = np.concatenate([np.ravel(student["theta"]), np.ravel(student["w"])])
+        flat = np.concatenate([np.ravel(student.theta), np.ravel(student.w)])
         return Start(self.problem, self.data, jnp.asarray(self.problem.energy), flat)
 
     def layer(self, end: End) -> mha.AttentionLayer:

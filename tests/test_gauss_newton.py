@@ -14,9 +14,9 @@ from mhalearn.layer.dense import Dense
 from mhalearn.layer.factored import Factored
 from mhalearn.layer.random_layers import random_layer
 from mhalearn.run.run import Run
+from mhalearn.solvers.damping import ROUNDING
 from mhalearn.solvers.gauss_newton import (
     NO_RIDGE,
-    ROUNDING,
     Ridge,
     has_converged,
     init_dense,

@@ -14,6 +14,7 @@ from mhalearn.judge.spectrum import Parameters, Spectrum, count_null
 from mhalearn.layer.attention import LinearFit, attend, design_matrix
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.solvers.host_steps import attend_on_host, covariance_products, normal_matrix
 from mhalearn.solvers.scaled_problem import Problem
 from mhalearn.solvers.variable_projection import reduced_normal_matrix
 
@@ -45,15 +46,31 @@ def _moments(theta: Float[Array, "m q d"], w: Float[Array, "p e"], data: Chunk) 
     return _Moments(normal.schur, _HUGE * normal.coupling, triangle)
 
 
+def _host_moments(theta: Float64, w: Float64, problem: Problem) -> _Moments:
+    """The same in NumPy, for problems that are smaller than the program is long."""
+    rows = problem.host_rows
+    p, design = attend_on_host(theta, rows)
+    keys = covariance_products(p, design, w, rows)
+    shape = rows.queries.shape[1], design.shape[1], keys.shape[1], keys.shape[2]
+    mixed = (rows.queries[:, :, None] * design[:, None, :]).reshape(len(design), -1)
+    cross = (mixed.T @ keys.reshape(len(design), -1)).reshape(shape).transpose(0, 2, 1, 3)
+    square = normal_matrix(keys, rows.queries)
+    triangle = np.linalg.qr(np.concatenate([np.zeros((len(w), len(w))), design]), mode="r")
+    return _Moments(square, cross, triangle)  # type: ignore[arg-type]
+
+
 def decompose_dense(layer: AttentionLayer, problem: Problem) -> Spectrum:
     """The spectrum of heads as whole matrices, W eliminated.
 
     Cost: O(n k (q m d)(m d)(q + e) + (q m d)^3).
     """
     theta = problem.theta(layer)
-    found = _moments(jnp.asarray(theta), jnp.asarray(problem.w(layer)), problem.data)
-    moments = jax.tree.map(np.asarray, replicate(found))
     with one_lapack_thread():
+        if problem.on_host:
+            moments = _host_moments(theta, problem.w(layer), problem)
+        else:
+            found = _moments(jnp.asarray(theta), jnp.asarray(problem.w(layer)), problem.data)
+            moments = jax.tree.map(np.asarray, replicate(found))
         return _decompose(moments, problem, layer)
 
 
@@ -101,7 +118,8 @@ def _rounding(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Flo
     """
     m, q, d = layer.n_heads, problem.query_dim, problem.d
     weight = problem.data.weight[..., None]
-    squares = np.asarray(jnp.sum((problem.data.queries * weight) ** 2, axis=(0, 1, 2)))
+    xp = np if problem.on_host else jnp
+    squares = np.asarray(xp.sum((problem.data.queries * weight) ** 2, axis=(0, 1, 2)))
     squares = squares / problem.rows
     squares = np.maximum(squares, _ROUNDED * squares.max())
     features = np.outer(squares, squares[:d])[:, None, :]

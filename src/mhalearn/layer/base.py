@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -115,8 +114,6 @@ class Layer(ABC):
         per_example = k * (self.n_heads * (2 * k + 3 * d) + 2 * d + self.out_dim)
         work = per_example * d
         size = min(_chunk_size(n, work), max(1, on_device(_WORKSPACE) // per_example))
-        with float64():
-            params = jax.tree.map(jnp.asarray, self.params)
         for start in range(0, n, size):
             part = slice(start, min(start + size, n))
             with float64():
@@ -127,7 +124,9 @@ class Layer(ABC):
                     size=size,
                     **self.chunk_options(),
                 )
-                result = jax.tree.map(np.asarray, function(self.parametrisation, params, chunk))
+                result = jax.tree.map(
+                    np.asarray, function(self.parametrisation, self.params, chunk)
+                )
             yield part, result
 
 

@@ -101,9 +101,12 @@ def make_chunk(
     labels: NDArray[Any] | None = None,
     size: int | None = None,
 ) -> Chunk:
-    """Examples as the numerics want them, padded to `size` with rows of weight zero."""
-    parts = host_chunk(tokens, lengths, key_vector, out_bias, causal, labels, size)
-    return Chunk(*map(jnp.asarray, parts))
+    """Examples as the numerics want them, padded to `size` with rows of weight zero.
+
+    Arrays of the host: a compiled function takes them as they are, where to place each on a device
+    would compile a program for its shape.
+    """
+    return Chunk(*host_chunk(tokens, lengths, key_vector, out_bias, causal, labels, size))  # type: ignore[arg-type]
 
 
 def host_chunk(

@@ -21,6 +21,8 @@ from mhalearn._runtime.types import Array, Bool, Float
 from mhalearn.layer.batches import Chunk, merge_chunks
 from mhalearn.layer.dense import Dense, DenseHeads
 from mhalearn.layer.parametrisation import Parametrisation, Params
+from mhalearn.solvers.damping import IDLE, IDLE_STEPS, ROUNDING, update_damping
+from mhalearn.solvers.host_steps import step_on_host
 from mhalearn.solvers.normal_equations import (
     Step,
     descent_direction,
@@ -30,12 +32,6 @@ from mhalearn.solvers.normal_equations import (
 from mhalearn.solvers.scaled_problem import Problem
 from mhalearn.solvers.variable_projection import solve_reduced_normal_equations
 
-# A relative squared error of this size is rounding: descent stops there.
-ROUNDING = 1e-27
-# A step that lowers the objective by less than this part is idle, and so many of them are the end.
-_IDLE, _IDLE_STEPS = 1e-3, 4
-# Bounds of the damping, and what it is multiplied by after steps by their gain ratio.
-_LEAST_DAMPING, _MOST_DAMPING = 1e-12, 1e8
 # Equations in all parameters are damped in proportion to the label energy, by this much.
 _JOINT_DAMPING = 0.1
 
@@ -92,35 +88,35 @@ class State(NamedTuple):
 @in_float64
 def init_state(params: Params) -> State:
     """Starts before their first step."""
-    params = jax.tree.map(jnp.asarray, params)
+    # Made on a device, arrays of each shape would compile a program of their own.
     s = len(jax.tree.leaves(params)[0])
-    return State(
-        params=params,
-        loss=jnp.ones(s),
-        damping=jnp.full(s, 1e-2, jnp.float64),  # weakly typed, it would compile the step twice
-        idle=jnp.zeros(s),
-        solved=jnp.ones(s, bool),
-    )
+    return _state(params, np.ones(s), np.full(s, 1e-2), np.zeros(s), np.ones(s, bool))
 
 
 @in_float64
 def init_dense(theta: NDArray[np.float64], problem: Problem) -> State:
     """Starts from attention matrices (s, m, q, d) alone: the first step eliminates W."""
     s, m = theta.shape[:2]
-    w = jnp.zeros((s, m * problem.d + problem.bias, problem.out_dim))
-    return init_state(DenseHeads(jnp.asarray(theta), w))
+    w = np.zeros((s, m * problem.d + problem.bias, problem.out_dim))
+    return init_state(DenseHeads(theta, w))  # type: ignore[arg-type]
+
+
+def _state(params: Params, *leaves: Any) -> State:
+    """From arrays of a device or of the host."""
+    return State(params, *leaves)
 
 
 @in_float64
 def reset_damping(state: State) -> State:
     """The same starts with a fresh, light damping, for when the objective changes under them."""
-    return state._replace(damping=jnp.full_like(state.loss, 1e-3), idle=jnp.zeros_like(state.loss))
+    s = len(state.loss)
+    return _state(state.params, state.loss, np.full(s, 1e-3), np.zeros(s), state.solved)
 
 
 def has_converged(state: State) -> NDArray[np.bool_]:
     """Which starts have nothing left to gain: at rounding, idle for four steps, or not finite."""
     loss = np.asarray(state.loss)
-    return (loss < ROUNDING) | (np.asarray(state.idle) >= _IDLE_STEPS) | ~np.isfinite(loss)
+    return (loss < ROUNDING) | (np.asarray(state.idle) >= IDLE_STEPS) | ~np.isfinite(loss)
 
 
 def best_start(state: State) -> int:
@@ -153,6 +149,8 @@ def take_step(
     Cost: some tens of forward passes a start. Memory: O(n k m (k + d + e)) a start, and with
     `direct` that of `reduced_normal_matrix`.
     """
+    if span is None and problem.on_host:
+        return _step_on_host(state, problem, ridge)
     # Side by side, twelve starts were seen to hang in XLA's CPU thread pool; fewer gain nothing.
     one_by_one = jax.default_backend() == "cpu"
     static = (problem.parametrisation, options, one_by_one, problem.devices)
@@ -171,6 +169,21 @@ def _squared(
     params: Params, data: Chunk, parametrisation: Parametrisation, devices: int
 ) -> Float[Array, ""]:
     return squared_residual(parametrisation, params, data, devices)
+
+
+def _step_on_host(state: State, problem: Problem, ridge: Ridge) -> State:
+    """The same for a problem so small that NumPy solves it sooner than a program is compiled."""
+    theta, damping, idle = (np.asarray(a) for a in (state.params.theta, state.damping, state.idle))
+    ends = [
+        step_on_host(theta[i], damping[i], idle[i], problem.host_rows, problem.energy, ridge)
+        for i in range(len(theta))
+    ]
+    points = [end.point for end in ends]
+    return _state(
+        DenseHeads(*(np.stack([p[field] for p in points]) for field in (0, 1))),  # type: ignore[arg-type]
+        np.array([point.squared / problem.energy for point in points]),
+        *(np.array([end[field] for end in ends]) for field in (1, 2, 3)),
+    )
 
 
 class _Point(NamedTuple):
@@ -217,21 +230,11 @@ def _step(
             params=kept[0],
             loss=kept[2] / energy,
             damping=update_damping(state.damping, gain / found.predicted_reduction),
-            idle=jnp.where(gain > _IDLE * here.objective, 0.0, state.idle + 1),
+            idle=jnp.where(gain > IDLE * here.objective, 0.0, state.idle + 1),
             solved=found.solved,
         )
 
     return jax.lax.map(step_one, state) if one_by_one else jax.vmap(step_one)(state)
-
-
-def update_damping(damping: Float[Array, ""], gain_ratio: Float[Array, ""]) -> Float[Array, ""]:
-    """Levenberg-Marquardt update by the ratio of actual to predicted reduction.
-
-    A step that was rejected, or is not finite, raises the damping; one near its model lowers it.
-    """
-    factor = jnp.where(gain_ratio > 0.25, 0.2, 1.0)
-    factor = jnp.where(gain_ratio > 0, factor, 20.0)
-    return jnp.clip(damping * factor, _LEAST_DAMPING, _MOST_DAMPING)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from mhalearn.layer.dense import Dense
 from mhalearn.layer.factored import Factored
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.run.run import Run
+from mhalearn.solvers.damping import ROUNDING
 from mhalearn.solvers.gauss_newton import (
     CUT_SHORT,
     DIRECT,
@@ -22,7 +23,6 @@ from mhalearn.solvers.gauss_newton import (
     JOINT,
     JOINT_SINGLE,
     QUICK,
-    ROUNDING,
     StepOptions,
     best_layer,
     has_converged,

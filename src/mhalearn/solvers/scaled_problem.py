@@ -1,9 +1,10 @@
 """The fitting problem in the solver's own units: scaled, padded, cut into chunks, in float64."""
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from mhalearn.layer.factored import Factored
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.layer.units import Units
+from mhalearn.solvers.host_steps import Rows, make_rows
 
 # Doubles a chunk's intermediates may hold on a device, where the normal matrix is formed: 128 MiB
 # on a CPU.
@@ -28,13 +30,16 @@ WORKSPACE = 2**24
 _FULL = 0.8
 # Multiplications of a forward pass up to which twice as many take less time than to compile.
 _LITTLE_WORK = 1e7
+# Unknowns of Theta and multiplications of a direct step up to which it is left to NumPy.
+_FEW_UNKNOWNS, _LITTLE_HOST_WORK = 512, 3e8
 
 
 @dataclass(frozen=True)
 class Problem:
     """Examples of one shape, with tokens and labels near unit size."""
 
-    data: Chunk  # with a leading chunk axis; over many devices, each has its own examples
+    # With a leading chunk axis; over many devices, each has its own examples; of NumPy `on_host`.
+    data: Chunk
     parametrisation: Parametrisation  # how layers are written here
     units: Units
     k: int
@@ -45,6 +50,21 @@ class Problem:
     @property
     def architecture(self) -> Architecture:
         return self.parametrisation.architecture
+
+    @cached_property
+    def on_host(self) -> bool:
+        """Whether NumPy takes direct steps in less time than a program for them compiles."""
+        a = self.architecture
+        if not isinstance(self.parametrisation, Dense) or a.head_dim is not None:
+            return False
+        width, unknowns = a.heads * a.d, a.heads * a.d * a.query_dim
+        work = self.rows * unknowns * width * (a.query_dim + a.outputs)
+        alone = devices.n_processes() == 1 and jax.default_backend() == "cpu"
+        return alone and unknowns <= _FEW_UNKNOWNS and work <= _LITTLE_HOST_WORK
+
+    @cached_property
+    def host_rows(self) -> Rows:
+        return make_rows(self.data)
 
     @property
     def d(self) -> int:
@@ -145,18 +165,21 @@ def make_problem(examples: Examples, parametrisation: Parametrisation) -> Proble
         )
         for start in range(0, size * chunks, size)
     ]
-    # Batches are drawn from each device's examples: it should have as many as the others.
-    place = partial(_spread, turns=1 if dense else here) if over > 1 else jnp.asarray
-    data = Chunk(*(place(np.stack(leaves)) for leaves in zip(*parts, strict=True)))
-    return Problem(
+    data = Chunk(*(np.stack(leaves) for leaves in zip(*parts, strict=True)))  # type: ignore[arg-type]
+    problem = Problem(
         data=data,
         parametrisation=parametrisation,
         units=Units(x_scale, y_scale),
         k=k,
         rows=int(rows),
-        energy=float(jnp.sum((data.labels * data.weight[..., None]) ** 2)),
+        energy=y_squares / y_scale**2,
         devices=over,
     )
+    if problem.on_host:
+        return problem
+    # Batches are drawn from each device's examples: it should have as many as the others.
+    place = partial(_spread, turns=1 if dense else here) if over > 1 else jnp.asarray
+    return replace(problem, data=Chunk(*map(place, data)))
 
 
 def _sums(

@@ -55,7 +55,7 @@ def random_student(problem: Problem, rng: np.random.Generator) -> Params:
 def batches(problem: Problem) -> Chunk:
     """The problem's examples cut for gradients, which need less room than normal equations."""
     if problem.data.weight.shape[0] == 1:
-        return problem.data
+        return jax.tree.map(jnp.asarray, problem.data)
     n_heads = problem.architecture.heads
     if problem.devices > 1:
         return merge_chunks(problem.data, n_heads, problem.devices)

@@ -15,10 +15,10 @@ import numpy as np
 from mhalearn._runtime.devices import any_process
 from mhalearn.learners.newton.starts import Scales
 from mhalearn.run.run import Run
+from mhalearn.solvers.damping import ROUNDING
 from mhalearn.solvers.gauss_newton import (
     DIRECT,
     NO_RIDGE,
-    ROUNDING,
     Ridge,
     State,
     StepOptions,

@@ -1,7 +1,7 @@
 """Where descent starts, and how large the unknowns are likely to be."""
 
-from functools import cache
-from typing import NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,22 +23,27 @@ class Scales(NamedTuple):
     w: float  # root mean square entry of W_i
 
 
+def _sum_moments(chunk: Chunk, xp: Any) -> tuple[Array, Array]:
+    even = chunk.allowed / xp.sum(chunk.allowed, axis=-1, keepdims=True)
+    v = xp.concatenate([even @ chunk.tokens, chunk.constant], axis=-1) * chunk.weight[..., None]
+    flat, labels = v.reshape(-1, v.shape[-1]), chunk.labels.reshape(-1, chunk.labels.shape[-1])
+    return flat.T @ flat, flat.T @ labels
+
+
 @jax.jit
 def _moments(data: Chunk) -> tuple[Float[Array, "p p"], Float[Array, "p e"]]:
     """V^T V and V^T Y where every head attends evenly, and V is the mean token."""
-
-    def moments(chunk: Chunk) -> tuple[Array, Array]:
-        even = chunk.allowed / jnp.sum(chunk.allowed, axis=-1, keepdims=True)
-        mean = jnp.einsum("brj,bjd->brd", even, chunk.tokens)
-        v = jnp.concatenate([mean, chunk.constant], axis=-1) * chunk.weight[..., None]
-        return jnp.einsum("brp,brs->ps", v, v), jnp.einsum("brp,bre->pe", v, chunk.labels)
-
-    return sum_over_chunks(moments, data)
+    return sum_over_chunks(partial(_sum_moments, xp=jnp), data)
 
 
 def _explained(problem: Problem) -> float:
     """Share of the label energy that the mean token explains."""
-    gram, right = map(np.asarray, replicate(_moments(problem.data)))
+    data = problem.data
+    if problem.on_host:
+        moments = _sum_moments(Chunk(*(np.asarray(leaf)[0] for leaf in data)), np)
+    else:
+        moments = replicate(_moments(data))
+    gram, right = map(np.asarray, moments)
     w = np.linalg.lstsq(gram, right, rcond=1e-12)[0]
     return float(np.sum(w * right)) / problem.energy
 
