@@ -23,7 +23,7 @@ class Scales(NamedTuple):
     w: float  # root mean square entry of W_i
 
 
-def _sum_moments(chunk: Chunk, xp: Any) -> tuple[Array, Array]:
+def _sum_moments(chunk: Chunk, xp: Any) -> tuple[Any, Any]:
     even = chunk.allowed / xp.sum(chunk.allowed, axis=-1, keepdims=True)
     v = xp.concatenate([even @ chunk.tokens, chunk.constant], axis=-1) * chunk.weight[..., None]
     flat, labels = v.reshape(-1, v.shape[-1]), chunk.labels.reshape(-1, chunk.labels.shape[-1])
