@@ -2,7 +2,8 @@
 
     python benchmarks/studies/frontier.py --shape 2,8,4 --scale 6 --ratio 1.25 [--seeds 7000:7020]
     python benchmarks/studies/frontier.py --methods "newton,Adam,Adam + ridge,L-BFGS,..."
-    python benchmarks/studies/frontier.py --scalar              six heads, one output a token
+    python benchmarks/studies/frontier.py --scalar [--scalars 600] [--tokens 8]
+                                                                six heads, one output a token
     python benchmarks/studies/frontier.py --merge PART.json ... take over runs made elsewhere
     python benchmarks/studies/frontier.py --table               print what the JSON holds
 
@@ -42,6 +43,7 @@ LIMIT = 300.0  # seconds a run
 PEER_LIMIT = 30.0
 # d = 8, 6 heads: the queries of the best chosen-query algorithm, 4 H d^2 - 2 H + 1.
 SCALARS = 1525
+SCALAR_LIMIT = 60.0
 
 
 def judge(layer: mha.AttentionLayer, truth: mha.AttentionLayer, x: np.ndarray) -> Record:
@@ -71,10 +73,10 @@ def run_newton(case: Case, seed: int, limit: float = LIMIT) -> Record:
     return recover(truth, x, seed, limit)
 
 
-def run_scalar(k: int, seed: int) -> Record:
+def run_scalar(k: int, scalars: int, seed: int) -> Record:
     truth = mha.random_layer(n_heads=6, d=8, scale=2.0, out_dim=1, seed=seed)
-    x = mha.sample_inputs("boolean", SCALARS // k, k, 8, seed=seed)
-    return recover(truth, x, seed, LIMIT) | {"scalars": k * (SCALARS // k)}
+    x = mha.sample_inputs("boolean", scalars // k, k, 8, seed=seed)
+    return recover(truth, x, seed, SCALAR_LIMIT) | {"scalars": k * (scalars // k)}
 
 
 PEERS: dict[str, Method] = {
@@ -118,17 +120,26 @@ def main() -> None:
     parser.add_argument("--scale", type=float)
     parser.add_argument("--ratio", type=float)
     parser.add_argument("--scalar", action="store_true")
+    parser.add_argument("--scalars", type=int, default=SCALARS)
+    parser.add_argument("--tokens", type=int)
     options = parser.parse_args()
     ledger, running = opened(options)
     if running and options.scalar:
-        for k in (4, 6, 8):
-            key = {"case": f"6 heads, d=8, e=1, k={k}", "ratio": 0.0, "method": "newton"}
-            for seed in options.seeds:
-                ledger.run(key | {"seed": seed}, partial(run_scalar, k, seed))
+        for k in [options.tokens] if options.tokens else (4, 6, 8):
+            run_scalars(k, options.scalars, options.seeds, ledger)
     elif running:
         for shape in [options.shape] if options.shape else SHAPES:
             run_shape(shape, options, ledger)
     table(ledger.records)
+
+
+def run_scalars(k: int, scalars: int, seeds: range, ledger: Ledger) -> None:
+    name = f"6 heads, d=8, e=1, k={k}"
+    if scalars != SCALARS:
+        name += f", {scalars} scalars"
+    for seed in seeds:
+        key = {"case": name, "ratio": 0.0, "method": "newton", "seed": seed}
+        ledger.run(key, partial(run_scalar, k, scalars, seed))
 
 
 def run_shape(shape: tuple, options: argparse.Namespace, ledger: Ledger) -> None:

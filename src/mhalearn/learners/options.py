@@ -58,6 +58,8 @@ class Round:
     first_order_steps: of slow annealing before all others.
     hops: how often heads are traded between starts, at most.
     prior: width of the prior on |Theta| that hops use, over what was learned so far.
+    theta_scale: width of the prior on |Theta| of the continuation, where tokens have unit size;
+        None for what the labels say, which is little where they are few.
     """
 
     n_starts: int
@@ -67,8 +69,11 @@ class Round:
     first_order_steps: int = 0
     hops: int = 0
     prior: float = 1.0
+    theta_scale: float | None = None
 
     def __post_init__(self) -> None:
+        if self.theta_scale is not None:
+            _check_positive(self, "theta_scale")
         _check_counts(self, "n_starts", "anneal_steps")
         _check_counts(self, "release_steps", "first_order_steps", "hops", least=0)
         _check_positive(self, "final_ridge", "prior")
@@ -91,6 +96,13 @@ SCARCE = (
     Round(5, 60, 1e-3, release_steps=8, hops=40, prior=1.3),
     Round(5, 8, 1e-3, release_steps=8, first_order_steps=24_000, hops=400),
 )
+# Where steps are cheap, slow continuations under priors of several widths: which one leads to the
+# layer the labels do not say, but with the right one most starts arrive.
+SWEEP = tuple(
+    Round(2, steps, 1e-3, release_steps=8, theta_scale=width)
+    for steps in (200, 200, 400)
+    for width in (3.0, 1.5, 6.0)
+)
 # Surplus heads make a lost head rare, so that a search for the head count can be brief.
 BRIEF = (Round(1, 10, 1e-2), Round(1, 30, 1e-2))
 
@@ -103,6 +115,8 @@ class NewtonOptions:
         ones are for sharp heads and for noise, where two starts that agree are waited for.
     scarce: rounds up to `scarce_ratio` times the counting limit, where local minima abound and
         trading heads between starts pays.
+    sweep: rounds between the second and the third of `scarce` where problems are so small that
+        NumPy solves them: slow continuations, each under another prior.
     brief: rounds for each head count but the chosen one, where the count is searched for; surplus
         heads make a lost head rare.
     scarce_ratio: examples over the counting limit up to which they are scarce.
@@ -120,6 +134,7 @@ class NewtonOptions:
 
     plenty: tuple[Round, ...] = PLENTY
     scarce: tuple[Round, ...] = SCARCE
+    sweep: tuple[Round, ...] = SWEEP
     brief: tuple[Round, ...] = BRIEF
     scarce_ratio: float = 3.0
     trusting_ratio: float = 6.0
@@ -130,7 +145,7 @@ class NewtonOptions:
     exact: float = 1e-16
 
     def __post_init__(self) -> None:
-        for name in ("plenty", "scarce", "brief"):
+        for name in ("plenty", "scarce", "sweep", "brief"):
             rounds = getattr(self, name)
             valid = isinstance(rounds, tuple) and all(isinstance(one, Round) for one in rounds)
             if not (valid and rounds):

@@ -6,6 +6,8 @@ reduction. Where a parametrisation eliminates its linear part, the equations are
 (`variable_projection`), otherwise those in all parameters (`normal_equations`).
 """
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +24,7 @@ from mhalearn.layer.batches import Chunk, merge_chunks
 from mhalearn.layer.dense import Dense, DenseHeads
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.solvers.damping import IDLE, IDLE_STEPS, ROUNDING, update_damping
-from mhalearn.solvers.host_steps import step_on_host
+from mhalearn.solvers.host_steps import Descent, step_on_host
 from mhalearn.solvers.normal_equations import (
     Step,
     descent_direction,
@@ -174,10 +176,16 @@ def _squared(
 def _step_on_host(state: State, problem: Problem, ridge: Ridge) -> State:
     """The same for a problem so small that NumPy solves it sooner than a program is compiled."""
     theta, damping, idle = (np.asarray(a) for a in (state.params.theta, state.damping, state.idle))
-    ends = [
-        step_on_host(theta[i], damping[i], idle[i], problem.host_rows, problem.energy, ridge)
-        for i in range(len(theta))
-    ]
+    same = problem.host_rows, problem.energy, ridge
+
+    def step_one(start: int) -> Descent:
+        return step_on_host(theta[start], float(damping[start]), float(idle[start]), *same)
+
+    if len(theta) == 1:
+        ends = [step_one(0)]
+    else:
+        with ThreadPoolExecutor(min(len(theta), os.cpu_count() or 1)) as threads:
+            ends = list(threads.map(step_one, range(len(theta))))
     points = [end.point for end in ends]
     return _state(
         DenseHeads(*(np.stack([p[field] for p in points]) for field in (0, 1))),  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn._runtime.seeds import Stream, generator
+from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn.data import Examples
 from mhalearn.data.label_precision import label_precision
 from mhalearn.layer.architecture import Architecture
@@ -78,8 +79,7 @@ def learn_newton(
         problem = make_problem(train, Dense(asked))
         selection = ModelSelection(problem, select, run)
         ratio = train.n / examples.counting_limit(asked)
-        scarce = ratio <= options.scarce_ratio
-        rounds = rounds or (options.scarce if scarce else options.plenty)
+        rounds = rounds or _choose_rounds(ratio, problem, options)
         if start is not None and start.n_heads == count:
             selection.offer(polish(start, problem, run).layer)
         descend = partial(
@@ -113,6 +113,14 @@ def learn_newton(
     return with_heads(
         min(architecture.n_heads, most_heads(examples, architecture)), options.plenty[:1]
     )
+
+
+def _choose_rounds(ratio: float, problem: Problem, options: NewtonOptions) -> tuple[Round, ...]:
+    if ratio > options.scarce_ratio:
+        return options.plenty
+    if not problem.on_host:
+        return options.scarce
+    return options.scarce[:2] + options.sweep + options.scarce[2:]
 
 
 def run_rounds(
@@ -155,8 +163,10 @@ def run_rounds(
         )
         theta = random_starts(problem, round_.n_starts, run.seed, number)
         rng = generator(run.seed, Stream.HEAD_EXCHANGE, number)
-        work = partial(run_round, round_, theta, task, scales, done, rng, options, stage=name)
-        losses += run.checkpoint.once(name, work).tolist()
+        prior = scales._replace(theta=round_.theta_scale or scales.theta)
+        work = partial(run_round, round_, theta, task, prior, done, rng, options, stage=name)
+        with one_lapack_thread():  # starts are made side by side
+            losses += run.checkpoint.once(name, work).tolist()
     if selection.layer is None:
         selection.offer(problem.zero_layer(n_heads))
         return Outcome.TIME_LIMIT if run.is_over() else Outcome.NONFINITE
