@@ -10,7 +10,7 @@ from mhalearn.solvers import host_steps, scaled_problem
 from mhalearn.solvers.gauss_newton import DIRECT, Ridge, init_dense, take_step
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
-RIDGE = Ridge(1e-3, 2e-3)
+RIDGE = Ridge(1e-2, 2e-3)
 
 
 def small_problem(bias: bool = False, causal: bool = False, padded: bool = False) -> Problem:
@@ -31,12 +31,14 @@ def test_a_step_is_the_compiled_one(kind: dict[str, bool], monkeypatch: pytest.M
     assert problem.on_host
     compiled.__dict__["on_host"] = False
     state = init_dense(random_starts(problem, 2, 0, 0), problem)
+    # The two estimate what damping is relative to, in their own ways.
+    state = state._replace(damping=np.full(2, 1e-9))
     one = take_step(state, problem, DIRECT, ridge=RIDGE)
     other = take_step(state, compiled, DIRECT, ridge=RIDGE)
-    np.testing.assert_allclose(one.loss, other.loss, rtol=3e-2)
+    np.testing.assert_allclose(one.loss, other.loss, rtol=1e-3)
     for found, expected in zip(one.params, other.params, strict=True):
         scale = np.abs(np.asarray(expected)).max()
-        np.testing.assert_allclose(found, expected, atol=3e-2 * scale)
+        np.testing.assert_allclose(found, expected, atol=1e-3 * scale)
 
 
 @pytest.mark.parametrize("kind", [{}, {"bias": True, "padded": True}])

@@ -207,7 +207,7 @@ def test_nothing_is_finished_where_every_start_diverged():
 
 def test_a_solver_that_diverges_says_so(monkeypatch):
     def diverge(state, *_, **__):
-        return jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), state)
+        return jax.tree.map(lambda leaf: np.full_like(leaf, np.nan, dtype=float), state)
 
     monkeypatch.setattr(continuation, "take_step", diverge)
     solution = run(make_examples(random_layer(2, D, seed=1)), 2)

@@ -38,8 +38,10 @@ class Rows(NamedTuple):
 
 
 def make_rows(data: Any) -> Rows:
-    """The rows of a data set in one chunk (`layer.batches.Chunk`); what only pads is left out."""
-    tokens, queries, labels, constant, weight, allowed = (np.asarray(leaf)[0] for leaf in data)
+    """The rows of a data set of the form of `layer.batches.Chunk`; what only pads is left out."""
+    tokens, queries, labels, constant, weight, allowed = (
+        np.concatenate(list(np.asarray(leaf))) for leaf in data
+    )
     real = weight.any(axis=1)
     flat = weight[real].reshape(-1, 1)
     forbidden = ~allowed[real][:, :, None]
@@ -91,7 +93,8 @@ def evaluate(theta: Float64, rows: Rows, ridge_theta: float, ridge_w: float) -> 
     gram = design.T @ design
     floor = _DESIGN_FLOOR * np.trace(gram) / len(gram)
     gram.flat[:: len(gram) + 1] += ridge_w + floor
-    half, _ = dtrtri(dpotrf(gram, lower=True)[0], lower=True)
+    lower, failed = dpotrf(gram, lower=True)
+    half, _ = dtrtri(lower * (np.nan if failed else 1.0), lower=True)
     w = half.T @ (half @ (design.T @ rows.labels))
     # One step of refinement takes back the floor and most of the squared conditioning.
     w += half.T @ (half @ (design.T @ (rows.labels - design @ w) - ridge_w * w))
@@ -228,12 +231,19 @@ def step_on_host(
 
     Cost: O(b k (q m d)(m d)(q + e) + (q m d)^2 p e + (q m d)^3); a tenth for each further step.
     """
+    with np.errstate(all="ignore"):  # what is not finite is no progress
+        return _step_on_host(theta, damping, idle, rows, energy, ridge)
+
+
+def _step_on_host(
+    theta: Float64, damping: float, idle: float, rows: Rows, energy: float, ridge: tuple[Any, Any]
+) -> Descent:
     penalties = energy * float(ridge[0]), energy * float(ridge[1])
     here, factor = evaluate(theta, rows, *penalties), None
     for _ in range(_CHORDS):
-        level = math.sqrt(min(1.0, here.objective / energy))
+        level = math.sqrt(np.minimum(1.0, here.objective / energy))
         equations = Equations(here, rows, penalties[0], damping * level)
-        tolerance = min(max(level, _TIGHTEST), _LOOSEST)
+        tolerance = float(np.clip(level, _TIGHTEST, _LOOSEST))
         flat, factor, solved = _solve(equations, factor, tolerance)
         m, q, d = theta.shape
         step = flat.reshape(q, m, d).transpose(1, 0, 2)

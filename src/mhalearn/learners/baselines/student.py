@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Array
 from mhalearn.layer.batches import Chunk, merge_chunks, sum_over_chunks
@@ -52,16 +53,18 @@ def random_student(problem: Problem, rng: np.random.Generator) -> Params:
     )
 
 
+@in_float64
 def batches(problem: Problem) -> Chunk:
     """The problem's examples cut for gradients, which need less room than normal equations."""
-    if problem.data.weight.shape[0] == 1:
-        return jax.tree.map(jnp.asarray, problem.data)
+    data: Chunk = jax.tree.map(jnp.asarray, problem.data)
+    if data.weight.shape[0] == 1:
+        return data
     n_heads = problem.architecture.heads
     if problem.devices > 1:
-        return merge_chunks(problem.data, n_heads, problem.devices)
+        return merge_chunks(data, n_heads, problem.devices)
     k, d = problem.k, problem.d
-    n = math.prod(problem.data.weight.shape[:2])
-    flat = jax.tree.map(lambda leaf: leaf.reshape(n, *leaf.shape[2:]), problem.data)
+    n = math.prod(data.weight.shape[:2])
+    flat = jax.tree.map(lambda leaf: leaf.reshape(n, *leaf.shape[2:]), data)
     most = max(_LEAST_EXAMPLES, _WORKSPACE // (k * n_heads * (3 * k + 4 * d)))
     count = -(-n // most)
     size = -(-n // count)

@@ -6,6 +6,8 @@ heads explain the examples without being large. A start that has one head wrong 
 away from the truth.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +54,7 @@ def keep_better(one: State, other: State, ridge: Ridge) -> tuple[State, bool, bo
     of_one, of_other = penalised_objective(one, ridge), penalised_objective(other, ridge)
     first = of_one <= of_other
 
-    def pick(a: Array, b: Array) -> Array:
+    def pick(a: Any, b: Any) -> Array:
         return jnp.where(first.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
     lowest = bool(of_other.min() < of_one.min())

@@ -40,7 +40,7 @@ def _explained(problem: Problem) -> float:
     """Share of the label energy that the mean token explains."""
     data = problem.data
     if problem.on_host:
-        moments = _sum_moments(Chunk(*(np.asarray(leaf)[0] for leaf in data)), np)
+        moments = _sum_moments(jax.tree.map(lambda leaf: np.concatenate(list(leaf)), data), np)
     else:
         moments = replicate(_moments(data))
     gram, right = map(np.asarray, moments)
