@@ -53,6 +53,7 @@ class Task:
     offer: Callable[[State], None]  # to the choice among starts
     options: StepOptions
     show: Callable[[State], None] = lambda state: None  # to whoever watches
+    enough: float = ROUNDING  # the loss from which on descent is at its end
 
     def step(self, state: State, ridge: Ridge = NO_RIDGE) -> State:
         return take_step(state, self.problem, self.options, ridge=ridge)
@@ -91,7 +92,7 @@ def descend_without_ridge(
     state, shown = reset_damping(state), run.seconds
     begun, state = run.checkpoint.recall(stage, like=(0, state)) or (0, state)
     for step in range(begun, steps):
-        if run.is_over() or (step and (_lowest(state) < ROUNDING or has_converged(state).all())):
+        if run.is_over() or (step and (_lowest(state) < task.enough or has_converged(state).all())):
             break
         state = task.step(state)
         run.checkpoint.record(stage, (step + 1, state))

@@ -32,6 +32,7 @@ from mhalearn.learners.options import NewtonOptions, Round
 from mhalearn.run.checkpoint import generator_from, generator_words
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
+from mhalearn.solvers.damping import ROUNDING
 from mhalearn.solvers.gauss_newton import (
     DIRECT,
     ITERATIVE,
@@ -45,6 +46,8 @@ from mhalearn.solvers.polish import MAX_FINISHING_UNKNOWNS, max_direct_unknowns,
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 _DEFAULTS = NewtonOptions()
+# The loss at which a sketch has done its part: what it leaves out, polishing on all examples adds.
+_SKETCHED = 1e-21
 
 
 class Hopping(NamedTuple):
@@ -160,6 +163,7 @@ def run_rounds(
             selection.offer_starts,
             options=_choose_steps(number, problem),
             show=selection.show_starts,
+            enough=_SKETCHED if stage == "sketch" else ROUNDING,
         )
         theta = random_starts(problem, round_.n_starts, run.seed, number)
         rng = generator(run.seed, Stream.HEAD_EXCHANGE, number)
