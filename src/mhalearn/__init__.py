@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mhalearn.layer.comparison import Comparison, compare
     from mhalearn.layer.layer import AttentionLayer, load_layer
     from mhalearn.layer.random_layers import random_layer
-    from mhalearn.report import write_report
+    from mhalearn.report.page import write_report
     from mhalearn.run.events import Event
     from mhalearn.run.outcome import Outcome
 
@@ -51,7 +51,7 @@ _HOMES = {
     "record": "data.recordings",
     "sample_inputs": "data.inputs",
     "to_torch": "interop",
-    "write_report": "report",
+    "write_report": "report.page",
 }
 
 # Rooms that are used by their own name: `mhalearn.tails.table(layer, k=4)`.

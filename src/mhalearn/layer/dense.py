@@ -100,8 +100,8 @@ class Dense(Parametrisation):
     def from_layer(self, layer: Layer, units: Units) -> DenseHeads:
         assert isinstance(layer, AttentionLayer)
         bias = self.architecture.bias
-        parts = units.theta(layer, bias), units.w(layer, bias)
-        return DenseHeads(*map(jnp.asarray, parts))
+        # Arrays of the host: to place each on a device would compile a program for its shape.
+        return DenseHeads(units.theta(layer, bias), units.w(layer, bias))  # type: ignore[arg-type]
 
     def size(self) -> int:
         a = self.architecture

@@ -1,5 +1,5 @@
-"""One self-contained HTML file from a run: verdict, heads, descent, certificate."""
+"""One self-contained HTML file from a run: verdict, heads, descent, certificate.
 
-from mhalearn.report.page import write_report
-
-__all__ = ["write_report"]
+`page.write_report` writes it. It is not imported here: a fit needs the terminal's progress alone, and
+drawing takes a third of a second to import.
+"""
