@@ -15,7 +15,7 @@ import pytest
 
 import mhalearn as mha
 from mhalearn._runtime import storage
-from mhalearn.data import Examples, examples, inputs, load_examples
+from mhalearn.data import Examples, answers, examples, inputs, load_examples
 from mhalearn.data import shards as files
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.data.shards import Shards
@@ -51,7 +51,13 @@ def a_view(folder):
 
 
 @pytest.fixture
-def nothing_is_small(monkeypatch):
+def nothing_is_held(monkeypatch):
+    """Answers of boxes are asked for in every pass, as those are that are too many to hold."""
+    monkeypatch.setattr(answers, "HELD", 0)
+
+
+@pytest.fixture
+def nothing_is_small(monkeypatch, nothing_is_held):
     monkeypatch.setattr(examples, "_SMALL", 0)
     monkeypatch.setattr(inputs, "_BLOCK_EXAMPLES", 16)
 
@@ -145,7 +151,7 @@ def test_only_blocks_that_are_needed_are_read(nothing_is_small):
     assert box.calls == 1
 
 
-def test_a_pass_over_a_view_holds_few_blocks():
+def test_a_pass_over_a_view_holds_few_blocks(nothing_is_held):
     box = Counted(lambda x: x)
     view = Examples.from_callable(box, n=200_000, k=3, d=16).view(np.arange(200_000) % 8 != 3)
     for size in (100, 10_000):
@@ -257,7 +263,9 @@ TEACHER = mha.random_layer(2, 16, seed=0)
 
 
 @pytest.mark.parametrize(("method", "passes"), [(Walker(), 3), ("newton", 2)])
-def test_a_fit_reads_drawn_examples_a_few_times_and_holds_few(small_working_set, method, passes):
+def test_a_fit_reads_drawn_examples_a_few_times_and_holds_few(
+    small_working_set, nothing_is_held, method, passes
+):
     box = Counted(TEACHER)
     many = Examples.from_callable(box, n=100_000, k=3, d=16, seed=1)
     blocks, box.calls = 25, 0
@@ -460,7 +468,7 @@ def test_what_cannot_be_refitted_says_how_many_examples_it_rests_on(tmp_path, kn
     assert model.solution_.reason.endswith(f"; estimated from {n} of 4000 examples")
 
 
-def test_certify_holds_a_part_of_a_stream(small_working_set, monkeypatch):
+def test_certify_holds_a_part_of_a_stream(small_working_set, nothing_is_held, monkeypatch):
     monkeypatch.setattr(examples, "_PLENTY", 80)
     box = Counted(SMALL)
     many = Examples.from_callable(box, "gaussian", n=100_000, k=5, d=4)
@@ -514,6 +522,8 @@ def run(script, *arguments):
 def test_walking_over_a_view_takes_little_room():
     script = """
 import numpy as np
+from mhalearn.data import answers
+answers.HELD = 0
 n, k, d = 200_000, 4, 64
 many = mha.Examples.from_callable(lambda x: x, "gaussian", n=n, k=k, d=d)
 next(many.chunks(1))
