@@ -125,6 +125,7 @@ def test_an_attention_of_ones_own_is_learned_certified_and_reported(tmp_path):
     model.layer_.save(tmp_path / "layer.safetensors")
 
 
+@pytest.mark.slow
 def test_what_is_no_layer_of_ones_own_attention_is_not_recovered():
     x = mha.sample_inputs("gaussian", 300, 4, 4, seed=1)
     labels = mha.random_layer(1, 4, seed=3)(x)

@@ -131,6 +131,7 @@ def test_coarse_labels_of_many_narrow_heads_are_recovered():
     assert compare(learner.layer_, layer).max_error < 1e-5
 
 
+@pytest.mark.slow
 def test_a_missing_narrow_head_is_noticed(monkeypatch):
     monkeypatch.setattr(architectures, "_LARGE", 100)
     monkeypatch.setattr(search, "_STEPS", 400)

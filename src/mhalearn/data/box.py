@@ -68,18 +68,17 @@ class Box:
         answer = self._call(given)
         self.calls, self.sequences = self.calls + 1, self.sequences + len(x)
         shape = np.shape(answer)
-        if shape and (shape[:-1] != given.shape[:-1] or shape[-1] == 0):
-            expected = ", ".join(map(str, given.shape[:-1]))
-            raise ValueError(
-                f"f returned shape {shape} for X of shape {given.shape}: expected ({expected}, e)"
-                + (_ONE_ROW if shape[:-1] == given.shape[:-2] else "")
-            )
-        return check_array(
+        if shape and len(shape) != given.ndim:
+            raise ValueError(_say_shape(shape, given.shape))
+        labels = check_array(
             "the output of f",
             np.asarray(answer)[None] if self.one_by_one else answer,
             3,
             narrow=True,
         )
+        if shape[:-1] != given.shape[:-1] or shape[-1] == 0:
+            raise ValueError(_say_shape(shape, given.shape))
+        return labels
 
     def _call(self, given: NDArray[Any]) -> Any:
         for wait in (*WAITS, None):
@@ -95,3 +94,9 @@ class Box:
                     ) from error
                 time.sleep(wait)
         raise AssertionError
+
+
+def _say_shape(shape: tuple[int, ...], given: tuple[int, ...]) -> str:
+    expected = ", ".join(map(str, given[:-1]))
+    said = f"f returned shape {shape} for X of shape {given}: expected ({expected}, e)"
+    return said + (_ONE_ROW if shape[:-1] == given[:-2] else "")
