@@ -1,4 +1,4 @@
-"""Write docs/real.md from what real.py measured."""
+"""Write docs/real.md from what real.py and text.py measured."""
 
 import sys
 from pathlib import Path
@@ -56,14 +56,41 @@ process that has compiled nothing before (first), and of later fits in it; the l
 runs. Ratio: examples over the counting limit. Adam is told the number of heads and gets the same
 examples, and 20 seconds for each of its rates; its heads are matched after equal ones are merged.
 Records were made while the solver grew; each names its commit in the JSON, and those of layers 1
-and 5, and of N = 1024, are older than heads that settle.
+and 5, and of N = 1024, are older than heads that settle. All are older than the penalty that fades
+by five powers of ten.
 
 """
+TEXT = """
+## From recorded text
+
+Inputs and outputs of an attention block on sentences from documentation strings
+(`benchmarks/text.py`). small: a layer of a transformer of three layers, d = 64, four causal heads
+of 16, trained on such sentences on the spot. Tokens are whitened, and LayerNorm leaves one of
+their directions open. The number of heads is not told. Held-out: relative squared error on other
+sentences, in the recording's own precision; floor: what rounding alone leaves the true layer
+there; patterns: share of attention rows within 0.01 in total variation of the true ones. Seconds
+with compilation, beside other work on the same cores. Layers of all-MiniLM-L6-v2, and Adam on the
+same recordings, are not measured yet.
+
+"""
+TEXT_COLUMNS = ("layer", "tokens", "precision", "outcome", "heads", "held-out", "floor", "patterns")
 
 
 def main() -> None:
     head, *rest = ("| " + " | ".join(row) + " |\n" for row in (COLUMNS, *lines(read_runs("real"))))
-    OUT.write_text(INTRO + head + "|---" * len(COLUMNS) + "|\n" + "".join(rest))
+    OUT.write_text(INTRO + head + "|---" * len(COLUMNS) + "|\n" + "".join(rest) + text_table())
+
+
+def text_table() -> str:
+    columns = (*TEXT_COLUMNS, "seconds", "limit", "commit")
+    rows = [columns, ["---"] * len(columns)]
+    for run in read_runs("text"):
+        found = (run["case"], str(run["fitted_tokens"]), run["precision"], run["outcome"])
+        errors = (f"{run['held_out']:.1e}", f"{run['floor']:.1e}", f"{run['patterns_within']:.1%}")
+        heads = f"{run['n_heads']} of {run['true_heads']}"
+        times = (f"{run['taken']:.0f}", f"{run['seconds']:.0f}", run["code"])
+        rows.append([*found, heads, *errors, *times])
+    return TEXT + "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 
 if __name__ == "__main__":
