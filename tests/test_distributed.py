@@ -157,9 +157,11 @@ import mhalearn as mha
 from mhalearn._runtime import devices
 from mhalearn.layer.dense import Dense
 from mhalearn.layer.factored import Factored
+from mhalearn.solvers import scaled_problem
 from mhalearn.solvers.gauss_newton import JOINT, init_dense, init_state, take_step
 from mhalearn.solvers.scaled_problem import make_problem
 
+scaled_problem._FEW_UNKNOWNS = 0  # the same compiled steps on one device as on eight
 examples = mha.load_examples(sys.argv[1])
 assert len(jax.devices()) == 8
 thetas, queries, chunks = [], [], []

@@ -59,7 +59,7 @@ class Problem:
             return False
         width, unknowns = a.heads * a.d, a.heads * a.d * a.query_dim
         work = self.rows * unknowns * width * (a.query_dim + a.outputs)
-        alone = devices.n_processes() == 1 and jax.default_backend() == "cpu"
+        alone = self.devices == devices.n_processes() == 1 and jax.default_backend() == "cpu"
         return alone and unknowns <= _FEW_UNKNOWNS and work <= _LITTLE_HOST_WORK
 
     @cached_property
