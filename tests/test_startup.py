@@ -44,7 +44,7 @@ def test_the_completion_script_calls_mhalearn(shell: str) -> None:
 def test_a_second_run_starts_faster(tmp_path: Path) -> None:
     """In processor time, which a busy machine changes little."""
     data, cache = tmp_path / "data", tmp_path / "cache"
-    sizes = ("--heads", "2", "--dim", "8", "--tokens", "6", "--examples", "120")
+    sizes = ("--heads", "2", "--dim", "20", "--tokens", "6", "--examples", "400")
     run("generate", *sizes, "--out", str(data), MHALEARN_CACHE_DIR="")
     used = []
     for attempt in ("first", "second"):
