@@ -101,3 +101,149 @@ def narrow_layer(n_heads, d=64, rank=8, *, bias=False, causal=False, seed=1, out
     return AttentionLayer(
         theta, w / (d * rank) ** 0.5, vector, rng.standard_normal(e) if bias else None, causal
     )
+
+
+def rope_angle(rope, f, size, position, length) -> float:
+    """The angle of pair f of `size` rotated dimensions, written out for every scaling."""
+    base, said = rope.base, None if rope.scaling is None else rope.scaling.describe()
+    kind = None if said is None else said["rope_type"]
+    if kind == "dynamic":
+        factor, most = said["factor"], said["max_position_embeddings"]
+        grown = factor * max(length, most) / most - (factor - 1)
+        base = base * grown ** (size / (size - 2))
+    frequency = 1.0 / base ** (2 * f / size)
+    if kind == "linear":
+        frequency /= said["factor"]
+    if kind == "llama3":
+        trained = said["original_max_position_embeddings"]
+        wavelength = 2 * math.pi / frequency
+        if wavelength > trained / said["low_freq_factor"]:
+            frequency /= said["factor"]
+        elif wavelength >= trained / said["high_freq_factor"]:
+            low, high = said["low_freq_factor"], said["high_freq_factor"]
+            smooth = (trained / wavelength - low) / (high - low)
+            frequency = (1 - smooth) * frequency / said["factor"] + smooth * frequency
+    if kind == "yarn":
+
+        def place(turns):
+            trained = said["original_max_position_embeddings"]
+            return size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        low, high = place(said["beta_fast"]), place(said["beta_slow"])
+        if said["truncate"]:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, size - 1)
+        ramp = min(max((f - low) / (high - low if high != low else 0.001), 0.0), 1.0)
+        frequency = frequency / said["factor"] * ramp + frequency * (1 - ramp)
+    return position * frequency
+
+
+def _rotated(vector, rope, position, length) -> np.ndarray:
+    """Pair by pair."""
+    size = int(len(vector) * rope.fraction)
+    turned = vector.copy()
+    for f in range(size // 2):
+        a, b = (2 * f, 2 * f + 1) if rope.layout == "interleaved" else (f, f + size // 2)
+        angle = rope_angle(rope, f, size, position, length)
+        turned[a] = vector[a] * math.cos(angle) - vector[b] * math.sin(angle)
+        turned[b] = vector[b] * math.cos(angle) + vector[a] * math.sin(angle)
+    if rope.scaling is not None and rope.scaling.describe()["rope_type"] == "yarn":
+        factor = 0.1 * math.log(rope.scaling.factor) + 1
+        turned[:size] *= rope.scaling.attention_factor or factor
+    return turned
+
+
+def _normalised(vectors, norm, gains) -> np.ndarray:
+    """(heads, h), by the entries of a head or of all heads."""
+    done = np.zeros_like(vectors)
+    for i, vector in enumerate(vectors):
+        entries = vectors.ravel() if norm.across_heads else vector
+        square = sum(entry**2 for entry in entries)
+        square = square / len(entries) if norm.kind == "rms" else square
+        for a in range(len(vector)):
+            done[i, a] = vector[a] / math.sqrt(square + norm.epsilon)
+            if gains is not None:
+                done[i, a] *= gains[i, a] if norm.across_heads else gains[a]
+    return done
+
+
+def _t5_bucket(bias, distance) -> int:
+    """As T5 writes it, in whole numbers as far as they go."""
+    side, first = bias.buckets, 0
+    if bias.bidirectional:
+        side //= 2
+        first = side if distance > 0 else 0
+        distance = abs(distance)
+    else:
+        distance = max(-distance, 0)
+    near = side // 2
+    if distance < near:
+        return first + distance
+    place = math.log(distance / near) / math.log(bias.max_distance / near) * (side - near)
+    return first + min(near + int(place + 1e-9), side - 1)
+
+
+def _position_bias(bias, table, distance, i, heads) -> float:
+    if bias.name == "t5":
+        return table[_t5_bucket(bias, distance), i]
+    whole = 1
+    while 2 * whole <= heads:
+        whole *= 2
+    if i < whole:
+        return -abs(distance) * 2 ** (-8 * (i + 1) / whole)
+    return -abs(distance) * 2 ** (-4 * (2 * (i - whole) + 1) / whole)
+
+
+def projected_layer(x, a, params, *, lengths=None, positions=None):
+    """Outputs and attention weights of projected heads, one number after the other."""
+    n, k, _ = x.shape
+    m, h = params["query"].shape[0], params["query"].shape[2]
+    groups = params["key"].shape[0]
+    zeros = {name: np.zeros((g, h)) for name, g in (("query", m), ("key", groups))}
+    zeros["value"] = zeros["key"]
+    outputs, weights = np.zeros((n, k, a.outputs)), np.zeros((n, m, k, k))
+    for example in range(n):
+        length = k if lengths is None else int(lengths[example])
+        where = list(range(k)) if positions is None else [int(p) for p in positions[example]]
+        longest = max(where[:length]) + 1
+        made = {}
+        for side in ("query", "key", "value"):
+            bias = params.get(f"{side}_bias", zeros[side])
+            made[side] = [
+                np.stack([x[example, r] @ params[side][i] + bias[i] for i in range(len(bias))])
+                for r in range(length)
+            ]
+        for side in ("query", "key"):
+            for r in range(length):
+                vectors = made[side][r]
+                if a.norm is not None:
+                    vectors = _normalised(vectors, a.norm, params.get(f"{side}_gain"))
+                if a.rope is not None:
+                    vectors = np.stack([_rotated(v, a.rope, where[r], longest) for v in vectors])
+                made[side][r] = vectors
+        for r in range(length):
+            for i in range(m):
+                g = i * groups // m
+                logits = {}
+                for j in range(length):
+                    if a.causal and j > r:
+                        continue
+                    if a.window is not None and abs(r - j) >= a.window:
+                        continue
+                    logit = sum(made["query"][r][i] * made["key"][j][g])
+                    logit *= 1 / math.sqrt(h) if a.logit_scale is None else a.logit_scale
+                    if a.softcap is not None:
+                        logit = a.softcap * math.tanh(logit / a.softcap)
+                    if a.position_bias is not None:
+                        table, distance = params.get("position_table"), where[j] - where[r]
+                        logit += _position_bias(a.position_bias, table, distance, i, m)
+                    logits[j] = logit
+                total = sum(math.exp(logit) for logit in logits.values())
+                if a.sinks:
+                    total += math.exp(params["sink"][i])
+                for j, logit in logits.items():
+                    weights[example, i, r, j] = math.exp(logit) / total
+                    value = made["value"][j][g] @ params["out"][i]
+                    outputs[example, r] += math.exp(logit) / total * value
+            outputs[example, r] += params.get("out_bias", 0.0)
+    return outputs, weights

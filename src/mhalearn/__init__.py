@@ -16,14 +16,18 @@ if TYPE_CHECKING:
     from mhalearn.estimator import AttentionRegressor
     from mhalearn.hardness import hard_layer
     from mhalearn.interop import from_huggingface, from_torch, to_torch
-    from mhalearn.judge.certificate import Certificate, certify
+    from mhalearn.judge.certificate import Certificate
+    from mhalearn.judge.certify import certify
     from mhalearn.judge.jacobian_check import check_jacobian
     from mhalearn.judge.nondegeneracy import check_nondegeneracy
     from mhalearn.judge.solution import Solution
     from mhalearn.layer.architecture import Architecture
     from mhalearn.layer.comparison import Comparison, compare
     from mhalearn.layer.layer import AttentionLayer, load_layer
+    from mhalearn.layer.projected_layer import ProjectedLayer
     from mhalearn.layer.random_layers import random_layer
+    from mhalearn.layer.rope import Rope
+    from mhalearn.report import plot
     from mhalearn.report.page import write_report
     from mhalearn.run.events import Event
     from mhalearn.run.outcome import Outcome
@@ -37,8 +41,10 @@ _HOMES = {
     "Event": "run.events",
     "Examples": "data",
     "Outcome": "run.outcome",
+    "ProjectedLayer": "layer.projected_layer",
+    "Rope": "layer.rope",
     "Solution": "judge.solution",
-    "certify": "judge.certificate",
+    "certify": "judge.certify",
     "check_jacobian": "judge.jacobian_check",
     "check_nondegeneracy": "judge.nondegeneracy",
     "compare": "layer.comparison",
@@ -54,8 +60,8 @@ _HOMES = {
     "write_report": "report.page",
 }
 
-# Rooms that are used by their own name: `mhalearn.tails.table(layer, k=4)`.
-_ROOMS = ("tails",)
+# Modules that are used by their own name: `mhalearn.tails.table(layer, k=4)`.
+_MODULES = {"plot": "report.plot", "tails": "tails"}
 
 __all__ = [
     "Architecture",
@@ -66,6 +72,8 @@ __all__ = [
     "Event",
     "Examples",
     "Outcome",
+    "ProjectedLayer",
+    "Rope",
     "Solution",
     "certify",
     "check_jacobian",
@@ -76,6 +84,7 @@ __all__ = [
     "hard_layer",
     "load_examples",
     "load_layer",
+    "plot",
     "random_layer",
     "record",
     "sample_inputs",
@@ -86,8 +95,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return import_module(f"mhalearn.{name}")
+    if name in _MODULES:
+        return import_module(f"mhalearn.{_MODULES[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module 'mhalearn' has no attribute {name!r}")
     value = getattr(import_module(f"mhalearn.{_HOMES[name]}"), name)

@@ -347,8 +347,29 @@ def read_npz(path: AnyPath, required: tuple[str, ...]) -> Tensors:
             f"{show(path)} is not a readable .npz file of numbers ({_looks_like(path)}); "
             "save it again with numpy.savez and plain numeric arrays"
         ) from None
-    _check_names(path, arrays, required)
+    check_names(path, arrays, required)
     return arrays
+
+
+def read_npy(path: AnyPath) -> NDArray[Any]:
+    """The array of an .npy file. One of Python objects, which needs unpickling, is refused.
+
+    Memory: the array, once the file is known to hold as many bytes as its header says.
+    """
+    check_file(path)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+            if not isinstance(mapped, np.ndarray) or mapped.dtype.kind not in "biufV":
+                raise ValueError("something else than numbers")
+            return recognise_bfloat16(np.array(mapped))
+    except MemoryError:
+        raise ValueError(f"{show(path)}: its array does not fit into memory") from None
+    except Exception:
+        raise ValueError(
+            f"{show(path)} is not a readable .npy file of numbers ({_looks_like(path)}); "
+            "save it again with numpy.save and a plain numeric array"
+        ) from None
 
 
 def _count_members(file: BinaryIO) -> int | None:
@@ -391,7 +412,7 @@ def _opened(path: AnyPath, kind: str | None, required: tuple[str, ...]) -> Itera
                 raise ValueError(
                     f"{show(path)} {said}: give a file that mhalearn saved as {kind!r}"
                 )
-            _check_names(path, file.keys(), required)
+            check_names(path, file.keys(), required)
             yield _Opened(file, metadata, digests)
     except OSError as error:
         raise ValueError(f"{show(path)} cannot be read ({_reason(error)}): check it") from None
@@ -438,7 +459,8 @@ def _row_parts(file: Any, name: str) -> Iterator[NDArray[Any]]:
         yield whole[start : min(start + step, shape[0])]
 
 
-def _check_names(path: AnyPath, names: Iterable[str], required: tuple[str, ...]) -> None:
+def check_names(path: AnyPath, names: Iterable[str], required: tuple[str, ...]) -> None:
+    """Refuse a file without tensors that it must have."""
     found = sorted(names)
     missing = [name for name in required if name not in found]
     if missing:

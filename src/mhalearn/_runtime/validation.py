@@ -35,6 +35,17 @@ def check_inputs(
     return array, sizes.astype(np.int64)
 
 
+def check_positions(positions: ArrayLike, n: int, k: int) -> NDArray[np.float64]:
+    """Position ids (k,) or (n, k) of n examples of k tokens, as doubles (n, k)."""
+    given = np.asarray(to_numpy(positions))
+    if given.shape not in ((k,), (1, k), (n, k)) or not np.issubdtype(given.dtype, np.integer):
+        raise ValueError(
+            f"positions have shape {given.shape} and dtype {given.dtype}: pass integers of shape "
+            f"({k},) or ({n}, {k}), one a token"
+        )
+    return np.broadcast_to(given.astype(np.float64), (n, k))
+
+
 def check_array(
     name: str, value: ArrayLike, ndim: int, axes: str = "", *, narrow: bool = False
 ) -> NDArray[Any]:

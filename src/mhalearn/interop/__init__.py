@@ -2,6 +2,7 @@
 
 from mhalearn.interop.callables import as_function
 from mhalearn.interop.factors import WeightFactors, carried_factors, factorise
+from mhalearn.interop.families import to_huggingface
 from mhalearn.interop.huggingface import from_huggingface
 from mhalearn.interop.state_dict import write_state_dict
 from mhalearn.interop.torch_module import (
@@ -22,6 +23,7 @@ __all__ = [
     "from_huggingface",
     "from_torch",
     "from_torch_state",
+    "to_huggingface",
     "to_torch",
     "to_torch_state",
     "to_transformer_lens",

@@ -10,10 +10,10 @@ import numpy as np
 
 from mhalearn._runtime import storage
 from mhalearn.interop.factors import WeightFactors
+from mhalearn.interop.families import find_family, read_projected
 from mhalearn.interop.naming import BERT, GPT2, LLAMA, TRANSFORMER_LENS
 from mhalearn.interop.rejections import refuse_config, says_rope
 from mhalearn.interop.state_dict import WeightSource, find_layer, open_state_dict
-from mhalearn.layer.layer import AttentionLayer
 
 
 def from_huggingface(
@@ -25,39 +25,50 @@ def from_huggingface(
     config: Mapping[str, Any] | None = None,
     prefix: str | None = None,
     rope: bool | None = None,
-) -> AttentionLayer:
-    """The attention layer of a BERT-style, GPT-2-style, TransformerLens or Llama-style state dict.
+) -> Any:
+    """The attention layer of a state dict: an AttentionLayer where heads have a Theta and a W each
+    (BERT, GPT-2, TransformerLens, Llama without rotary positions), a ProjectedLayer of the models
+    whose `model_type` in the config is one of `interop.families.FAMILIES`.
 
-    source: a mapping from names to tensors or arrays, or a file: .safetensors (no torch needed) or
-    PyTorch's (read with weights_only=True). The layer maps what goes into the attention block (for
-    GPT-2 the normalised hidden states) to the output projection, without residual and LayerNorm.
+    source: a mapping from names to tensors or arrays, or a file: .safetensors (no torch needed), a
+    folder or index of several, or PyTorch's (read with weights_only=True). The layer maps what goes
+    into the attention block (for GPT-2 the normalised hidden states) to the output projection,
+    without residual and LayerNorm.
     n_heads: needed where neither the shapes nor the config tell it. config: the model's
     configuration; that of a file is the config.json beside it, if there is one.
     causal: as the architecture has it unless given: BERT not, GPT-2 and Llama causal,
     TransformerLens as its mask buffer says and not causal without one. prefix: what the names begin
     with, where a state dict holds several models.
-    rope: whether the layer rotates queries and keys by position, which Llama-style names do not
-    tell: such layers are read where this or the config says that it does not.
+    rope: False reads Llama-style names, which do not tell whether queries and keys are rotated, as
+    those of a layer without rotary positions.
     Keys and values that heads share (grouped or multi-query attention) are written out for each.
     Logits are divided by sqrt(head dimension), as these architectures do unless their configuration
     says otherwise. The layer carries the weights, so exports return the same bits.
-    Refused by name: RoPE, relative positions, and any tensor in the block that the
-    architecture does not have.
+    Refused by name: models of other types with rotary or relative positions, settings that change
+    the logits in ways not modelled, any tensor in the block that the architecture does not have.
     """
     state = open_state_dict(source)
     place = "" if isinstance(source, Mapping) else f"{storage.show(source)}: "
     if config is None:
         config = {} if isinstance(source, Mapping) else _config_beside(source)
     try:
+        family = None if rope is False else find_family(config)
+        if family is not None:
+            if causal is not None or rope is not None or n_heads is not None:
+                raise ValueError(
+                    f"the config says all of a {family.name} layer: leave n_heads, causal and rope "
+                    "out"
+                )
+            return read_projected(state, family, config, layer_index, prefix)
         refuse_config(config, layer_index)
         if rope:
-            raise ValueError("rope=True: mhalearn does not model rotary position embedding (RoPE)")
+            raise ValueError("rope=True needs a config with its model_type and its frequencies")
         told = says_rope(config, layer_index) if rope is None else rope
         found = find_layer(
             state,
             (BERT, GPT2, TRANSFORMER_LENS, *((LLAMA,) if told is False else ())),
             layer_index=layer_index,
-            n_heads=_heads(n_heads, config),
+            sizes=_heads(n_heads, config),
             prefix=prefix,
         )
         _check_groups(found.factors, config)
@@ -96,7 +107,8 @@ def _check_groups(factors: WeightFactors, config: Mapping[str, Any]) -> None:
 
 
 def _config_beside(source: str | os.PathLike[str]) -> Mapping[str, Any]:
-    path = Path(source).parent / "config.json"
+    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    path = folder / "config.json"
     if not path.is_file():
         return {}
     try:

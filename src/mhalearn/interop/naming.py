@@ -36,7 +36,9 @@ class Naming(NamedTuple):
     reads: tuple[str, ...]
     ignores: str  # a pattern of names in the block that do not change the function
     causal: bool
-    factors: Callable[[Weights, int | None], WeightFactors]
+    # From weights and what is told of their sizes (mostly the number of heads) to WeightFactors or,
+    # of decoders, to parameters of projected heads.
+    factors: Callable[[Weights, Any], Any]
 
 
 def _bert(weights: Weights, n_heads: int | None) -> WeightFactors:

@@ -18,7 +18,8 @@ _NAMES = {
     ),
     r"alibi": f"linear position biases (ALiBi): {_POSITIONS}",
     r"query_key_value": (
-        f"fused query_key_value weights (GPT-NeoX, Falcon, BLOOM: RoPE or ALiBi): {_POSITIONS}"
+        f"fused query_key_value weights (GPT-NeoX, Falcon, BLOOM: RoPE or ALiBi): {_POSITIONS}, "
+        "as the config.json of a model type that is known says"
     ),
     r"\b(q_norm|k_norm|q_ln|k_ln)\b": "normalised queries and keys: logits are not x Theta x",
     r"\bbias_[kv]$": "add_bias_kv=True: an extra key and value that is no token",
@@ -43,8 +44,8 @@ def refuse_llama(names: Iterable[str]) -> None:
         if name.replace("q_proj", "o_proj") in names:
             raise ValueError(
                 f"{name!r} means a Llama-style layer with rotary position embedding (RoPE): "
-                f"{_POSITIONS}; mhalearn does not model this. If this layer has none, pass "
-                "rope=False (--no-rope)"
+                f"{_POSITIONS}. Pass config=, the model's config.json, which says how; if this "
+                "layer has none, pass rope=False (--no-rope)"
             )
 
 
@@ -74,7 +75,10 @@ def refuse_config(config: Mapping[str, Any], layer_index: int) -> None:
     kind = config.get("position_embedding_type", "absolute")
     if says_rope(config, layer_index):
         where = f" in layer {layer_index}" if "no_rope_layers" in config else ""
-        raise ValueError(f"config.json means rotary position embedding (RoPE){where}: {_POSITIONS}")
+        raise ValueError(
+            f"config.json means rotary position embedding (RoPE){where}: {_POSITIONS}; "
+            f"model_type={config.get('model_type')!r} is none of those that are known"
+        )
     if kind not in ("absolute", "nope", None):
         raise ValueError(f"position_embedding_type={kind!r} means relative positions: {_POSITIONS}")
     if config.get("attn_temperature_tuning"):

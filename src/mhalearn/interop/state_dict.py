@@ -4,6 +4,7 @@ Of a .safetensors file only the header and the weights of one layer are read, wi
 files are PyTorch's, and read by torch with weights_only=True: nothing in them is executed.
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from mhalearn._runtime import storage
 from mhalearn._runtime.arrays import widen_bfloat16
 from mhalearn.interop.backend import require_torch, weight
-from mhalearn.interop.factors import WeightFactors
 from mhalearn.interop.naming import Naming, WeightNames, find_blocks
 from mhalearn.interop.rejections import refuse_llama, refuse_names
 from mhalearn.interop.torch_files import load_torch
@@ -36,8 +36,9 @@ class StateDict(NamedTuple):
 class FoundWeights(NamedTuple):
     """One attention layer of a state dict."""
 
-    factors: WeightFactors
+    factors: Any  # as its naming cuts them
     causal: bool
+    block: WeightNames
 
 
 def open_state_dict(source: WeightSource) -> StateDict:
@@ -48,6 +49,8 @@ def open_state_dict(source: WeightSource) -> StateDict:
         raise ValueError(
             f"{type(source).__name__} is no state dict: pass model.state_dict() or a file"
         )
+    if Path(source).is_dir() or Path(source).name.endswith(".index.json"):
+        return _of_shards(Path(source))
     if Path(source).suffix != ".safetensors":
         return _of_mapping(_load_pickled(source))
     shapes, metadata = storage.peek_shapes(source)
@@ -57,6 +60,34 @@ def open_state_dict(source: WeightSource) -> StateDict:
         return widen_bfloat16(found[name])
 
     return StateDict(shapes, read, metadata)
+
+
+def _of_shards(source: Path) -> StateDict:
+    """A model in several .safetensors files: the folder, or the index that says what is where."""
+    index = source / "model.safetensors.index.json" if source.is_dir() else source
+    if source.is_dir() and not index.is_file():
+        return open_state_dict(source / "model.safetensors")
+    try:
+        said = json.loads(index.read_text())
+    except (OSError, ValueError, RecursionError):
+        said = None
+    files = said.get("weight_map") if isinstance(said, dict) else None
+    if not (isinstance(files, dict) and files and all(map(_is_beside, files.values()))):
+        raise ValueError(
+            f"{storage.show(index)} is no index of shards: give one with a weight_map from names "
+            "to .safetensors files beside it"
+        )
+    shards = {name: open_state_dict(index.parent / name) for name in sorted(set(files.values()))}
+    for name, file in files.items():
+        if name not in shards[file].shapes:
+            raise ValueError(f"{storage.show(index)}: there is no {name!r} in {file}")
+    shapes = {name: shards[file].shapes[name] for name, file in files.items()}
+    return StateDict(shapes, lambda name: shards[files[name]].read(name), {})
+
+
+def _is_beside(name: Any) -> bool:
+    """Whether an index may name this file: one in its own folder."""
+    return isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
 
 
 def _of_mapping(tensors: Mapping[str, Any]) -> StateDict:
@@ -100,13 +131,19 @@ def find_layer(
     namings: tuple[Naming, ...],
     *,
     layer_index: int,
-    n_heads: int | None,
+    sizes: Any,
     prefix: str | None,
+    plain: bool = True,
 ) -> FoundWeights:
-    """The weights of one attention layer; what the library cannot compute is refused by name."""
-    block = _choose(state, namings, layer_index, prefix)
+    """The weights of one attention layer; what the library cannot compute is refused by name.
+
+    sizes: what its naming needs to cut them: the number of heads, where that is all.
+    plain: names that mean more than a Theta and a W a head are refused.
+    """
+    block = _choose(state, namings, layer_index, prefix, plain)
     naming, place = block.naming, block.prefix
-    refuse_names(name for name in state.shapes if name.startswith(block.root))
+    if plain:
+        refuse_names(name for name in state.shapes if name.startswith(block.root))
     inside = {name.removeprefix(place) for name in state.shapes if name.startswith(place)}
     unknown = sorted(
         name for name in inside - {*naming.reads} if not re.fullmatch(naming.ignores, name)
@@ -119,23 +156,28 @@ def find_layer(
         )
     weights = {name: state.read(place + name) for name in naming.reads if name in inside}
     try:
-        factors = naming.factors(weights, n_heads)
+        factors = naming.factors(weights, sizes)
     except KeyError as missing:
         raise ValueError(f"there is no {place + missing.args[0]!r}: the layer is cut") from None
     except ValueError as error:
         where = f"{storage.show(place.rstrip('.'))}: " if place else ""
         raise ValueError(f"{where}{error}") from None
     causal = _says_causal(state.read(place + "mask")) if "mask" in inside else naming.causal
-    return FoundWeights(factors, causal)
+    return FoundWeights(factors, causal, block)
 
 
 def _choose(
-    state: StateDict, namings: tuple[Naming, ...], layer_index: int, prefix: str | None
+    state: StateDict,
+    namings: tuple[Naming, ...],
+    layer_index: int,
+    prefix: str | None,
+    plain: bool,
 ) -> WeightNames:
     found = [block for naming in namings for block in find_blocks(naming, state.shapes)]
     if not found:
-        refuse_llama(state.shapes)
-        refuse_names(state.shapes)
+        if plain:
+            refuse_llama(state.shapes)
+            refuse_names(state.shapes)
         known = " or ".join(naming.name for naming in namings)
         first = min(state.shapes, default="none at all")
         raise ValueError(

@@ -13,6 +13,7 @@ from mhalearn.interop.factors import WeightFactors, carried_factors, factorise
 from mhalearn.interop.naming import TORCH
 from mhalearn.interop.state_dict import WeightSource, find_layer, open_state_dict
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer, by_matrices
 
 
 def from_torch(module: Any, *, causal: bool = False) -> AttentionLayer:
@@ -46,7 +47,7 @@ def from_torch(module: Any, *, causal: bool = False) -> AttentionLayer:
     named = {name: getattr(module, name, None) for name in TORCH.reads if "." not in name}
     named |= {"out_proj.weight": module.out_proj.weight, "out_proj.bias": module.out_proj.bias}
     state = open_state_dict({name: value for name, value in named.items() if value is not None})
-    found = find_layer(state, (TORCH,), layer_index=0, n_heads=module.num_heads, prefix=None)
+    found = find_layer(state, (TORCH,), layer_index=0, sizes=module.num_heads, prefix=None)
     return found.factors.to_layer(causal, {"imported": "torch"})
 
 
@@ -70,14 +71,14 @@ def from_torch_state(
     if causal is None:
         causal = state.metadata.get("causal") == "true"
     try:
-        found = find_layer(state, (TORCH,), layer_index=layer_index, n_heads=n_heads, prefix=prefix)
+        found = find_layer(state, (TORCH,), layer_index=layer_index, sizes=n_heads, prefix=prefix)
     except ValueError as error:
         raise ValueError(f"{place}{error}") from None
     return found.factors.to_layer(causal, {"imported": "torch"})
 
 
 def to_torch(
-    layer: AttentionLayer,
+    layer: AttentionLayer | ProjectedLayer,
     *,
     batch_first: bool = True,
     dtype: Any = None,
@@ -119,7 +120,10 @@ def to_torch(
 
 
 def to_torch_state(
-    layer: AttentionLayer, *, n_heads: int | None = None, tolerance: float = 1e-8
+    layer: AttentionLayer | ProjectedLayer,
+    *,
+    n_heads: int | None = None,
+    tolerance: float = 1e-8,
 ) -> dict[str, NDArray[Any]]:
     """The state dict of that module, as NumPy arrays of one dtype. No torch needed.
 
@@ -127,6 +131,7 @@ def to_torch_state(
     dimension at d / heads, so heads of higher rank are refused. n_heads: more heads than the layer
     has are filled with zeros, which makes heads narrower. tolerance: as in `factorise`.
     """
+    layer = by_matrices(layer)
     d, heads = layer.d, layer.n_heads if n_heads is None else n_heads
     if layer.out_dim != d:
         raise ValueError(

@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from mhalearn.interop.factors import carried_factors, factorise
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer, by_matrices
 
 
 def to_transformer_lens(
-    layer: AttentionLayer,
+    layer: AttentionLayer | ProjectedLayer,
     layer_index: int = 0,
     *,
     head_dim: int | None = None,
@@ -22,6 +23,7 @@ def to_transformer_lens(
     the head dimension be anything: unless given it is the one carried, or the smallest that holds
     every head, so full-rank heads fit. Biases that a layer does not have are zero.
     """
+    layer = by_matrices(layer)
     if layer.out_dim != layer.d:
         raise ValueError(f"out_dim={layer.out_dim} beside d={layer.d}: a residual stream has one d")
     factors = carried_factors(layer)

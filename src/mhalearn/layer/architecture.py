@@ -11,17 +11,30 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mhalearn._runtime.types import Float64
-from mhalearn._runtime.validation import check_count
+from mhalearn._runtime.validation import check_count, is_number
+from mhalearn.layer.position_bias import PositionBias, read_position_bias
+from mhalearn.layer.qk_norm import QKNorm, read_norm
+from mhalearn.layer.rope import Rope
+from mhalearn.layer.unknowns import count_attention, count_projections
 
 if TYPE_CHECKING:
     from mhalearn.layer.base import Layer
     from mhalearn.layer.parametrisation import Parametrisation
 
-# A singular value this far below the largest does not count for the rank.
-_RANK = 1e-9
 # Attention unknowns, all ranks allowed, from which on heads of known rank are better searched for
 # by their factors.
 _LARGE = 8_000
+# Fields of heads that are held by their projections.
+_PROJECTED = (
+    "kv_heads",
+    "rope",
+    "window",
+    "sinks",
+    "softcap",
+    "qk_norm",
+    "position_bias",
+    "logit_scale",
+)
 
 
 class ParameterCount(NamedTuple):
@@ -49,8 +62,18 @@ class Architecture:
     d: features of a token. n_heads: None where the number of heads is to be found.
     head_dim: rank of every Theta_i and of every W_i; None where any rank is allowed.
     out_dim: output features, d unless given.
-    bias: every head has a key-side vector v_i, and the layer an output bias c.
+    bias: every head has a key-side vector v_i, and the layer an output bias c; heads that are held
+        by their projections have biases of queries, keys, values and outputs.
     causal: token r sees tokens 0..r only.
+
+    What follows makes heads of projections, of head_dim dimensions, which must be given:
+    kv_heads: keys and values are shared by n_heads / kv_heads heads in a row.
+    rope: rotary positions. window: tokens see none at a distance of `window` or more.
+    sinks: every head has one more key, with a logit of its own and the value zero.
+    softcap: logits l are c tanh(l / c). logit_scale: 1 / sqrt(head_dim) where it is None.
+    qk_norm: queries and keys are normalised: True, "rms", "l2", or a `QKNorm`.
+    position_bias: numbers added to logits by distance: "alibi", "t5", or one of
+        `layer.position_bias`.
     attention: a kind of attention that this package does not have, as a class of `Parametrisation`;
         None for softmax heads.
     """
@@ -61,6 +84,14 @@ class Architecture:
     out_dim: int | None = None
     bias: bool = False
     causal: bool = False
+    kv_heads: int | None = None
+    rope: Rope | None = None
+    window: int | None = None
+    sinks: bool = False
+    softcap: float | int | None = None
+    qk_norm: QKNorm | bool | str = False
+    position_bias: PositionBias | str | None = None
+    logit_scale: float | int | None = None
     attention: Callable[[Architecture], Parametrisation] | None = None
 
     def __post_init__(self) -> None:
@@ -75,6 +106,77 @@ class Architecture:
         if self.out_dim is None:
             object.__setattr__(self, "out_dim", self.d)
         check_count("out_dim", self.outputs)
+        if self.n_heads is not None and self.kv_heads == self.n_heads:
+            object.__setattr__(self, "kv_heads", None)
+        object.__setattr__(self, "qk_norm", read_norm(self.qk_norm) or False)
+        said = read_position_bias(self.position_bias, self.causal)
+        object.__setattr__(self, "position_bias", said)
+        if not self.is_plain:
+            self._check_projections()
+
+    def _check_projections(self) -> None:
+        """Refuse what no heads of projections have."""
+        named = ", ".join(self.extras())
+        if self.attention is not None:
+            raise ValueError(
+                f"attention is a class of your own, which has no {named}: leave it out"
+            )
+        if self.head_dim is None:
+            raise ValueError(f"head_dim is missing: heads with {named} have a number of dimensions")
+        if not isinstance(self.rope, Rope | None):
+            raise ValueError(f"rope={self.rope!r}: pass an mhalearn.Rope")
+        if self.rope is not None:
+            self.rope.rotated(self.head_dim)
+        if self.window is not None:
+            check_count("window", self.window)
+        for name in ("softcap", "logit_scale"):
+            value = getattr(self, name)
+            if value is not None and not (is_number(value) and 0 < value < math.inf):
+                raise ValueError(f"{name}={value!r}: pass a positive number")
+            object.__setattr__(self, name, None if value is None else float(value))
+        norm = self.norm
+        if norm is not None and norm.across_heads and not norm.has_gains:
+            raise ValueError("qk_norm across heads is of kind 'rms'")
+        if self.kv_heads is None:
+            return
+        groups = check_count("kv_heads", self.kv_heads)
+        if self.n_heads is not None and self.n_heads % groups:
+            raise ValueError(
+                f"kv_heads={groups}: {self.n_heads} heads do not share keys in equal groups"
+            )
+
+    def extras(self) -> list[str]:
+        """The names of what its heads have beside one Theta and one W each."""
+        return [name for name in _PROJECTED if getattr(self, name) not in (None, False)]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether heads are softmax heads of one Theta and one W each, or of the user's own kind,
+        and nothing is known of them beside their rank."""
+        return not self.extras()
+
+    @property
+    def shares_only(self) -> bool:
+        """Whether heads have one Theta and one W each, although they are held by projections."""
+        return replace(self, kv_heads=None, logit_scale=None).is_plain
+
+    @property
+    def groups(self) -> int:
+        """How many different keys and values there are."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def norm(self) -> QKNorm | None:
+        return self.qk_norm if isinstance(self.qk_norm, QKNorm) else None
+
+    @property
+    def distance_bias(self) -> PositionBias | None:
+        return self.position_bias if isinstance(self.position_bias, PositionBias) else None
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether it matters at which positions tokens stand."""
+        return self.rope is not None or self.position_bias is not None
 
     @property
     def outputs(self) -> int:
@@ -108,7 +210,7 @@ class Architecture:
     @property
     def is_low_rank(self) -> bool:
         """Whether the rank of softmax heads is less than matrices of these sizes have."""
-        return self.attention is None and self._has_low_rank
+        return self.attention is None and self.is_plain and self._has_low_rank
 
     @property
     def _has_low_rank(self) -> bool:
@@ -132,7 +234,10 @@ class Architecture:
 
     def describe(self) -> dict[str, int | bool | str | None]:
         """Its fields as JSON has them, to know a run again by."""
-        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        beyond = self.extras()
+        named = [one.name for one in fields(self) if one.name not in _PROJECTED]
+        said = {name: getattr(self, name) for name in named}
+        said |= {name: repr(getattr(self, name)) for name in beyond}
         if self.attention is not None:
             said["attention"] = getattr(self.attention, "__qualname__", repr(self.attention))
         return said
@@ -141,9 +246,12 @@ class Architecture:
         """How its layers are written as numbers: by factors where their rank is low."""
         from mhalearn.layer.dense import Dense
         from mhalearn.layer.factored import Factored
+        from mhalearn.layer.projected import Projected
 
         if self.attention is not None:
             return self.attention(self)
+        if not self.is_plain:
+            return Projected(self)
         return Factored(self) if self.is_low_rank else Dense(self)
 
     def count(self) -> int:
@@ -156,7 +264,15 @@ class Architecture:
         """Matrices (q, d) and (d, e) of ranks h and h' are h (q + d - h) and h' (d + e - h')."""
         return self._count(self.outputs)
 
-    def _count(self, outputs: int) -> ParameterCount:
+    def _count(self, outputs: int, tokens: int | None = None) -> ParameterCount:
+        if not self.is_plain:
+            attention = count_attention(replace(self, bias=False), tokens)
+            return ParameterCount(
+                theta=attention,
+                key_vectors=count_attention(self, tokens) - attention,
+                w=count_projections(self, outputs),
+                out_bias=outputs * self.bias,
+            )
         m, d, h, r = self.heads, self.d, self.qk_rank, self.ov_rank
         return ParameterCount(
             theta=m * h * (2 * d - h),
@@ -167,7 +283,9 @@ class Architecture:
 
     def _count_sum(self, outputs: int) -> int:
         """Unknowns that rows which see one token speak about: sum_i W_i, and c."""
-        rank = min(self.d, outputs, self.heads * self.ov_rank)
+        if self.sinks:  # against which the one token is weighed
+            return 0
+        rank = min(self.d, outputs, self.groups * self.ov_rank)
         return rank * (self.d + outputs - rank) + outputs * self.bias
 
     @property
@@ -178,10 +296,10 @@ class Architecture:
     def attention_scalars(self, tokens_seen: ArrayLike) -> Float64:
         """Scalars of rows that see so many tokens which speak about attention.
 
-        A row that sees t tokens has m (t - 1) free attention weights, and shows at most as many
-        of them as its outputs have dimensions.
+        A row that sees t tokens has m (t - 1) free attention weights (m t beside sinks), and shows
+        at most as many of them as its outputs have dimensions.
         """
-        others = np.asarray(tokens_seen, np.float64) - 1
+        others = np.asarray(tokens_seen, np.float64) - (not self.sinks)
         return np.minimum(self.output_span, self.heads * others)
 
     def counting_limit(self, lengths: int | ArrayLike) -> float:
@@ -198,7 +316,7 @@ class Architecture:
         Trust: necessary for the Jacobian to be injective, and nearly sufficient for generic layers.
         """
         sizes, times = np.unique(np.atleast_1d(np.asarray(lengths)), return_counts=True)
-        seen = [np.arange(1, t + 1) if self.causal else np.full(t, t) for t in sizes.tolist()]
+        seen = [self._tokens_seen(t) for t in sizes.tolist()]
         n, rows = int(times.sum()), int(times @ sizes)
         about_attention = float(times @ [self.attention_scalars(tokens).sum() for tokens in seen])
         if about_attention == 0:  # no row sees two tokens: attention is constant
@@ -206,39 +324,29 @@ class Architecture:
         # Whole numbers are divided once, so that a limit that is one comes out as one.
         if self.attention is not None:
             return n * self.count() / (rows * self.outputs)
-        mixing = int(times @ [np.sum(tokens > 1) for tokens in seen])
-        limits = [n * self.count_by_kind().attention / about_attention]
+        mixing = int(times @ [np.sum(tokens > (not self.sinks)) for tokens in seen])
+        longest = int(sizes.max())
+        limits = [n * self._count(self.outputs, longest).attention / about_attention]
         for width in (self.outputs, self.output_span):
-            unknowns = self._count(width).total
+            unknowns = self._count(width, longest).total
             limits.append(n * unknowns / (rows * width))
             limits.append(n * (unknowns - self._count_sum(width)) / (mixing * width))
         return max(limits)
 
+    def _tokens_seen(self, tokens: int) -> Float64:
+        """By each row of a sequence."""
+        rows = np.arange(tokens)
+        reach = tokens if self.window is None else self.window
+        before = np.minimum(rows, reach - 1)
+        after = 0 if self.causal else np.minimum(tokens - 1 - rows, reach - 1)
+        return np.asarray(1 + before + after, np.float64)
+
     def contains(self, layer: Layer) -> bool:
         """Whether a layer belongs to this class: sizes, mask, biases, and ranks up to rounding."""
-        from mhalearn.layer.layer import AttentionLayer
+        from mhalearn.layer.membership import belongs  # which knows the kinds of layers
 
-        sizes = (layer.d, layer.out_dim, layer.causal) == (self.d, self.outputs, self.causal)
-        heads = self.n_heads is None or layer.n_heads == self.n_heads
-        if self.attention is not None or not isinstance(layer, AttentionLayer):
-            return sizes and heads and layer.architecture.attention == self.attention
-        biases = self.bias or (layer.key_vector is None and layer.out_bias is None)
-        return (
-            sizes
-            and heads
-            and biases
-            and _has_rank(layer.query_theta, self.qk_rank)
-            and _has_rank(layer.w, self.ov_rank)
-        )
+        return belongs(layer, self)
 
     def describe_rank(self) -> str:
         """What is known of the rank, to follow 'all layers' in a sentence; empty if nothing is."""
         return f" of rank {self.head_dim}" if self.is_low_rank else ""
-
-
-def _has_rank(matrices: Float64, rank: int) -> bool:
-    """Whether all matrices have at most this rank, up to rounding."""
-    if rank >= min(matrices.shape[1:]):
-        return True
-    values = np.linalg.svd(matrices, compute_uv=False)
-    return bool(np.all(values[:, rank:] <= _RANK * values[:, :1]))

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from mhalearn._runtime import storage
 from mhalearn._runtime.programs import compiled, float64, on_device
 from mhalearn._runtime.types import Array, Float, Float64
-from mhalearn._runtime.validation import check_inputs
+from mhalearn._runtime.validation import check_inputs, check_positions
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk, make_chunk
 from mhalearn.layer.parametrisation import Parametrisation, Params
@@ -64,6 +64,12 @@ class Layer(ABC):
         """Its parameters by name."""
         return dict(self.params)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: sizes, and the heads as small pictures."""
+        from mhalearn.layer.notebook import describe_layer  # which knows layers
+
+        return describe_layer(self)
+
     @property
     def n_heads(self) -> int:
         return self.architecture.n_heads or 1
@@ -85,14 +91,22 @@ class Layer(ABC):
         bias = self.architecture.bias
         return {"key_vector": bias, "out_bias": bias, "causal": self.causal}
 
-    def __call__(self, x: ArrayLike, lengths: ArrayLike | None = None) -> Float64:
+    def __call__(
+        self,
+        x: ArrayLike,
+        lengths: ArrayLike | None = None,
+        *,
+        positions: ArrayLike | None = None,
+    ) -> Float64:
         """Apply the layer to X (n, k, d). Rows past an example's length are zero.
 
+        positions: (k,) or (n, k) position ids, 0 to k - 1 where they are not given; layers without
+        positions do not look at them.
         Cost: O(n m k d (d + k + e)) time; memory beside X and Y bounded by a fixed workspace.
         """
         tokens, lengths = check_inputs(x, self.d, lengths)
         outputs = np.empty((*tokens.shape[:2], self.out_dim))
-        for part, found in self.over_chunks(_outputs, tokens, lengths):
+        for part, found in self.over_chunks(_outputs, tokens, lengths, positions=positions):
             outputs[part] = found[: part.stop - part.start]
         return outputs
 
@@ -102,6 +116,7 @@ class Layer(ABC):
         x: ArrayLike,
         lengths: ArrayLike | None = None,
         labels: NDArray[Any] | None = None,
+        positions: ArrayLike | None = None,
     ) -> Iterator[tuple[slice, Any]]:
         """A compiled function of (parametrisation, params, chunk) on all examples: which ones, and
         its arrays.
@@ -111,6 +126,9 @@ class Layer(ABC):
         """
         tokens, lengths = check_inputs(x, self.d, lengths)
         n, k, d = tokens.shape
+        places = None if positions is None else check_positions(positions, n, k)
+        if not self.architecture.has_positions:
+            places = None
         per_example = k * (self.n_heads * (2 * k + 3 * d) + 2 * d + self.out_dim)
         work = per_example * d
         size = min(_chunk_size(n, work), max(1, on_device(_WORKSPACE) // per_example))
@@ -122,6 +140,7 @@ class Layer(ABC):
                     lengths[part],
                     labels=None if labels is None else labels[part],
                     size=size,
+                    positions=None if places is None else places[part],
                     **self.chunk_options(),
                 )
                 result = jax.tree.map(
@@ -172,6 +191,15 @@ class ParametrisedLayer(Layer):
         `ParametrisedLayer(parametrisation, safetensors.numpy.load_file(path))` reads them."""
         kind = {"kind": "parameters", "parametrisation": type(self._parametrisation).__name__}
         storage.write_tensors(path, dict(self._params), self.metadata | kind)
+
+
+def check_seen(seen: NDArray[Any]) -> None:
+    """Refuse what are no hashes of examples."""
+    if seen.dtype != np.uint64 or seen.ndim != 1:
+        raise ValueError(
+            f"seen has dtype {seen.dtype} and shape {seen.shape}: "
+            "expected a list of uint64 hashes, as Examples.hashes returns them"
+        )
 
 
 def parameters_hash(layer: Layer) -> str:

@@ -25,6 +25,7 @@ class Chunk(NamedTuple):
     constant: Float[Array, "*c b k x"]  # extra columns of the design: none, or ones for the bias
     weight: Float[Array, "*c b k"]  # 1 where a row counts, 0 where it pads
     allowed: Bool[Array, "*c b k k"]  # which keys a query may attend to
+    positions: Float[Array, "*c b k"] | None = None  # where tokens stand; None: 0 to k - 1
 
 
 def sum_over_chunks(function: Callable[[Any], Any], data: Any, devices: int = 1) -> Any:
@@ -100,13 +101,21 @@ def make_chunk(
     causal: bool,
     labels: NDArray[Any] | None = None,
     size: int | None = None,
+    positions: NDArray[Any] | None = None,
 ) -> Chunk:
     """Examples as the numerics want them, padded to `size` with rows of weight zero.
+
+    positions: (n, k), where tokens stand, for kinds of attention that ask.
 
     Arrays of the host: a compiled function takes them as they are, where to place each on a device
     would compile a program for its shape.
     """
-    return Chunk(*host_chunk(tokens, lengths, key_vector, out_bias, causal, labels, size))  # type: ignore[arg-type]
+    chunk = Chunk(*host_chunk(tokens, lengths, key_vector, out_bias, causal, labels, size))  # type: ignore[arg-type]
+    if positions is None:
+        return chunk
+    placed = np.zeros(chunk.weight.shape)
+    placed[: len(positions)] = positions
+    return chunk._replace(positions=placed)  # type: ignore[arg-type]
 
 
 def host_chunk(

@@ -1,15 +1,23 @@
 """Compare two layers head by head, up to the order of heads."""
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
 
+from mhalearn._runtime import html
 from mhalearn._runtime.types import Float64
+from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_comparison import compare_determined, explain_difference
+from mhalearn.layer.projected_layer import ProjectedLayer
 from mhalearn.layer.span_coordinates import centred_coordinates
 from mhalearn.layer.token_span import TokenSource, measure_span, read_tokens
+
+# Heads whose errors a notebook lists.
+_MOST_LISTED = 64
 
 
 @dataclass(frozen=True)
@@ -32,10 +40,26 @@ class Comparison:
     def comparable(self) -> bool:
         return bool(np.isfinite(self.max_error))
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the errors of every head, or why there are none."""
+        if self.why:
+            return html.card(html.title("Comparison"), [html.paragraph(self.why)])
+        columns = {
+            "learned head": [str(head + 1) for head in self.order],
+            "error of \N{GREEK CAPITAL LETTER THETA}": _short(self.theta_errors),
+            "error of W": _short(self.w_errors),
+            "error of v": _short(self.key_vector_errors),
+        }
+        rows = zip(map(str, range(1, len(self.order) + 1)), *columns.values(), strict=True)
+        said = f"largest relative error {self.max_error:.2g}"
+        listed = html.table(itertools.islice(rows, _MOST_LISTED), ["true head", *columns])
+        bias = html.paragraph(f"error of the output bias c: {self.out_bias_error:.2g}")
+        return html.card(html.title("Comparison", said), [listed, bias])
+
 
 def compare(
-    learned: AttentionLayer,
-    truth: AttentionLayer,
+    learned: AttentionLayer | ProjectedLayer,
+    truth: AttentionLayer | ProjectedLayer,
     inputs: ArrayLike | TokenSource | None = None,
     lengths: ArrayLike | None = None,
 ) -> Comparison:
@@ -49,11 +73,23 @@ def compare(
     The cost of a pair is the sum of its squared relative errors in Theta, W and the key vector. An
     absent key vector or output bias counts as zero; where the true ones vanish, their errors are
     relative to a row of Theta and of W. Canonical forms are not taken here: ask for them first.
+
+    Layers of projected heads are compared by what their function determines of them
+    (`layer.projected_comparison`): theta_errors are those of all products of queries with keys,
+    biases included, key_vector_errors those of sinks and biases by distance.
     """
+    learned, truth = (_by_matrices(one) for one in (learned, truth))
     why = _explain_mismatch(learned, truth)
     if why:
         none = np.zeros(0)
         return Comparison(np.zeros(0, np.int64), none, none, none, np.inf, np.inf, why)
+    if isinstance(learned, ProjectedLayer) and isinstance(truth, ProjectedLayer):
+        if inputs is not None:
+            extras = ", ".join(truth.architecture.extras())
+            raise ValueError(f"heads with {extras} are compared by themselves: leave inputs out")
+        return Comparison(*compare_determined(learned, truth))
+    assert isinstance(learned, AttentionLayer)
+    assert isinstance(truth, AttentionLayer)
     if inputs is not None:
         learned, truth = _in_metric_of(inputs, lengths, learned, truth)
     root_d = np.sqrt(truth.d)
@@ -74,6 +110,17 @@ def compare(
     return Comparison(order, theta_errors, w_errors, key_errors, bias_error, float(worst))
 
 
+def _short(errors: Float64) -> list[str]:
+    return [f"{error:.2g}" for error in errors]
+
+
+def _by_matrices(layer: AttentionLayer | ProjectedLayer) -> AttentionLayer | ProjectedLayer:
+    """By Theta and W, where heads have one each."""
+    if isinstance(layer, ProjectedLayer) and layer.architecture.shares_only:
+        return layer.to_attention_layer()
+    return layer
+
+
 def _in_metric_of(
     inputs: ArrayLike | TokenSource, lengths: ArrayLike | None, *layers: AttentionLayer
 ) -> list[AttentionLayer]:
@@ -86,9 +133,11 @@ def _in_metric_of(
     return [centred_coordinates(span, one.architecture).restrict(one) for one in layers]
 
 
-def _explain_mismatch(learned: AttentionLayer, truth: AttentionLayer) -> str:
+def _explain_mismatch(learned: Layer, truth: Layer) -> str:
     """Why no head of one can be matched with one of the other; empty where all can."""
     reasons = []
+    if other := explain_difference(learned.architecture, truth.architecture):
+        reasons.append(other)
     if learned.d != truth.d:
         reasons.append(f"tokens of {learned.d} features beside {truth.d}")
     if learned.out_dim != truth.out_dim:

@@ -21,7 +21,7 @@ from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn._runtime.validation import check_array, check_inputs, read_count
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.attention import attend
-from mhalearn.layer.base import Layer
+from mhalearn.layer.base import Layer, check_seen
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.parametrisation import Parametrisation, Params
 
@@ -75,11 +75,7 @@ class AttentionLayer(Layer):
         self._causal = bool(causal)
         self.metadata = dict(metadata or {})
         self.seen = np.zeros(0, np.uint64) if seen is None else seen
-        if self.seen.dtype != np.uint64 or self.seen.ndim != 1:
-            raise ValueError(
-                f"seen has dtype {self.seen.dtype} and shape {self.seen.shape}: "
-                "expected a list of uint64 hashes, as Examples.hashes returns them"
-            )
+        check_seen(self.seen)
         self.factors = dict(factors) if factors else None
 
     @property
@@ -275,9 +271,14 @@ def _patterns(
     return jnp.swapaxes(p, 1, 2)
 
 
-def load_layer(path: str | Path) -> AttentionLayer:
-    """Read a layer that `AttentionLayer.save` wrote."""
-    tensors, metadata = storage.read_tensors(path, kind="layer", required=("theta", "w"))
+def load_layer(path: str | Path) -> Any:
+    """Read a layer that `save` wrote: an AttentionLayer, or a ProjectedLayer."""
+    tensors, metadata = storage.read_tensors(path, kind="layer", required=())
+    if "architecture" in metadata and "theta" not in tensors:
+        from mhalearn.layer.projected_layer import read_projected_layer
+
+        return read_projected_layer(path, tensors, metadata)
+    storage.check_names(path, tensors, ("theta", "w"))
     causal = metadata.pop("causal", "false") == "true"
     metadata.pop("kind", None)
     try:

@@ -88,6 +88,13 @@ class TokenSpan:
     def through_zero(self) -> bool:
         return not self.nearest.any()
 
+    @property
+    def spectrum(self) -> Float64:
+        """Eigenvalues (r,) of the tokens' covariance, largest first; the others are rounding."""
+        with one_lapack_thread():
+            spreads = np.linalg.svd(self.directions, compute_uv=False)
+        return np.asarray(spreads**2, np.float64)
+
     def distance(self, x: Float64) -> Float64:
         """How far tokens (..., d) are from the hull."""
         return np.linalg.norm((x - self.mean) @ self.normals.T, axis=-1)

@@ -1,0 +1,174 @@
+"""Heads by their projections, as transformers hold them: queries, keys, values and outputs.
+
+Logits of such heads may depend on positions, and keys and values may be shared; then no single
+matrix Theta says what a head does. What is beside the projections (rotation, norm, bias by
+distance, cap, window, sink) is one step each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.types import Array, Bool, Float
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.batches import Chunk
+from mhalearn.layer.parametrisation import Parametrisation, Params
+
+if TYPE_CHECKING:
+    from mhalearn.layer.base import Layer
+    from mhalearn.layer.projected_layer import ProjectedLayer
+    from mhalearn.layer.units import Units
+
+Projections = dict[str, Array]
+
+# Parameters that a layer may be without; they then are zero.
+OPTIONAL = ("query_bias", "key_bias", "value_bias", "out_bias")
+
+
+class Mixed(NamedTuple):
+    """What heads make of a chunk, before their output projections."""
+
+    p: Float[Array, "b k m k"]
+    values: Float[Array, "b k m v"]  # means of the values, by the weights
+
+
+@dataclass(frozen=True)
+class Projected(Parametrisation):
+    """Queries (m, d, h), keys (g, d, h), values (g, d, h) and outputs (m, h, e), and what the
+    architecture has beside them."""
+
+    architecture: Architecture
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        a = self.architecture
+        m, g, d, h, e = a.heads, a.groups, a.d, a.qk_rank, a.outputs
+        named = {"query": (m, d, h), "key": (g, d, h), "value": (g, d, h), "out": (m, h, e)}
+        shapes: dict[str, tuple[int, ...]] = dict(named)
+        if a.bias:
+            shapes |= {"query_bias": (m, h), "key_bias": (g, h), "value_bias": (g, h)}
+            shapes |= {"out_bias": (e,)}
+        if a.norm is not None and a.norm.has_gains:
+            shapes["query_gain"] = a.norm.gain_shape(m, h)
+            shapes["key_gain"] = a.norm.gain_shape(g, h)
+        if a.sinks:
+            shapes["sink"] = (m,)
+        table = None if a.distance_bias is None else a.distance_bias.table_shape(m)
+        if table is not None:
+            shapes["position_table"] = table
+        return shapes
+
+    @in_float64
+    def init(self, rng: np.random.Generator) -> Projections:
+        """Logits and outputs of about unit size on tokens of unit size; gains near one."""
+        a = self.architecture
+        sizes = {"query": a.d**-0.5, "key": a.d**-0.5, "value": a.d**-0.5}
+        sizes |= {"out": (a.heads * a.qk_rank) ** -0.5, "query_gain": 0.1, "key_gain": 0.1}
+        drawn = {
+            name: jnp.asarray(sizes.get(name, 0.3) * rng.standard_normal(shape))
+            for name, shape in self.shapes().items()
+        }
+        return {name: leaf + name.endswith("_gain") for name, leaf in drawn.items()}
+
+    def forward(self, params: Projections, chunk: Chunk) -> Float[Array, "b k e"]:
+        """Cost: O(b k m h (d + k + e))."""
+        mixed = self.attend(params, chunk).values
+        outputs = jnp.einsum("brmh,mhe->bre", mixed, params["out"])
+        return outputs + params["out_bias"] if "out_bias" in params else outputs
+
+    def attend(self, params: Projections, chunk: Chunk) -> Mixed:
+        """Weights and mean values of every head."""
+        queries, keys = self._queries_and_keys(params, chunk)
+        b, k, m, h = queries.shape
+        grouped = queries.reshape(b, k, self.architecture.groups, -1, h)
+        scores = jnp.einsum("brgnh,bjgh->brgnj", grouped, keys).reshape(b, k, m, k)
+        p = self._weights(params, scores, chunk)
+        values = _project(params, "value", chunk)
+        shared = p.reshape(b, k, self.architecture.groups, -1, k)
+        mixed = jnp.einsum("brgnj,bjgh->brgnh", shared, values)
+        return Mixed(p, mixed.reshape(b, k, m, values.shape[-1]))
+
+    def _queries_and_keys(
+        self, params: Projections, chunk: Chunk
+    ) -> tuple[Float[Array, "b k m h"], Float[Array, "b k g h"]]:
+        """Normalised, then rotated, where the architecture has it."""
+        a = self.architecture
+        found = []
+        for side in ("query", "key"):
+            vectors = _project(params, side, chunk)
+            if a.norm is not None:
+                vectors = a.norm(vectors, params.get(f"{side}_gain"))
+            if a.rope is not None:
+                positions = _positions(chunk)
+                last = jnp.max(jnp.where(chunk.weight > 0, positions, 0.0), axis=1)
+                vectors = a.rope.rotate(vectors, positions, last + 1.0)
+            found.append(vectors)
+        return found[0], found[1]
+
+    def _weights(
+        self, params: Projections, scores: Float[Array, "b k m k"], chunk: Chunk
+    ) -> Float[Array, "b k m k"]:
+        """The softmax of logits: scaled, capped, biased by distance, masked, beside a sink."""
+        a = self.architecture
+        logits = scores * (a.qk_rank**-0.5 if a.logit_scale is None else a.logit_scale)
+        if a.softcap is not None:
+            logits = a.softcap * jnp.tanh(logits / a.softcap)
+        if a.distance_bias is not None:
+            positions = _positions(chunk)
+            distance = positions[:, None, :] - positions[:, :, None]
+            logits = logits + a.distance_bias(distance, params.get("position_table"), a.heads)
+        logits = jnp.where(_allowed(chunk, a.window)[:, :, None], logits, -jnp.inf)
+        if not a.sinks:
+            return jax.nn.softmax(logits, axis=-1)
+        sinks = jnp.broadcast_to(params["sink"][:, None], (*logits.shape[:3], 1))
+        return jax.nn.softmax(jnp.concatenate([logits, sinks], axis=-1), axis=-1)[..., :-1]
+
+    def term_sizes(self, params: Projections, chunk: Chunk) -> Float[Array, "b k e"]:
+        p, values = self.attend(params, chunk).p, _project(params, "value", chunk)
+        each = jnp.repeat(values, p.shape[2] // values.shape[2], axis=2)
+        terms = jnp.abs(jnp.einsum("bjmh,mhe->bjme", each, params["out"]))
+        sizes = jnp.einsum("brmj,bjme->bre", p, terms)
+        return (sizes + jnp.abs(params.get("out_bias", 0.0))) * chunk.weight[..., None]
+
+    def to_layer(self, params: Projections, units: Units) -> ProjectedLayer:
+        from mhalearn.layer.projected_layer import ProjectedLayer
+
+        return ProjectedLayer(self.architecture, jax.tree.map(np.asarray, params))
+
+    def from_layer(self, layer: Layer, units: Units) -> Params:
+        """All parameters of the class: biases that the layer is without are zero."""
+        zeros = {name: np.zeros(shape) for name, shape in self.shapes().items()}
+        return zeros | layer.params
+
+    def size(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes().values())
+
+    def count(self) -> int:
+        return self.architecture.count()
+
+
+def _project(params: Projections, side: str, chunk: Chunk) -> Float[Array, "b k m h"]:
+    vectors = jnp.einsum("bjd,gdh->bjgh", chunk.tokens, params[side])
+    bias = params.get(f"{side}_bias")
+    return vectors if bias is None else vectors + bias
+
+
+def _positions(chunk: Chunk) -> Float[Array, "b k"]:
+    if chunk.positions is not None:
+        return chunk.positions
+    return jnp.broadcast_to(jnp.arange(chunk.tokens.shape[1], dtype=float), chunk.weight.shape)
+
+
+def _allowed(chunk: Chunk, window: int | None) -> Bool[Array, "b k k"]:
+    """Keys that a query sees: those of the mask, at less than `window` tokens from it."""
+    if window is None:
+        return chunk.allowed
+    index = jnp.arange(chunk.tokens.shape[1])
+    return chunk.allowed & (jnp.abs(index[:, None] - index) < window)

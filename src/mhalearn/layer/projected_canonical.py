@@ -1,0 +1,249 @@
+"""The canonical form of projected heads: one choice of projections for each function.
+
+What no function shows is fixed: of values, and of dimensions that are not rotated, the basis
+(balanced singular vectors); of a rotary frequency a complex number (queries as large as keys, the
+largest entry of a key real); under a norm scales, signs, and the order of dimensions. Biases that
+cancel are zero, and heads come in the order of their W.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mhalearn._runtime.types import Float64
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.position_bias import Alibi, T5Bias
+from mhalearn.layer.projected_layer import ProjectedLayer
+
+Params = dict[str, Float64]
+
+
+def canonical_form(layer: ProjectedLayer) -> ProjectedLayer:
+    """The same function by the projections that stand for all of its gauge.
+
+    Trust: unique for generic heads; where singular values, gains or norms of W are equal, as they
+    are of copied heads, it is one of several.
+    """
+    a = layer.architecture
+    params = {name: leaf.copy() for name, leaf in layer.params.items()}
+    _fold_biases(a, params)
+    _centre_table(a, params)
+    for g in range(a.groups):
+        heads = slice(g * (a.heads // a.groups), (g + 1) * (a.heads // a.groups))
+        _balance_values(params, g, heads)
+        if a.norm is None:
+            _fix_keys(a, params, g, heads)
+    if a.norm is not None:
+        _fix_normalised(a, params)
+    if not isinstance(a.distance_bias, Alibi):  # whose slopes give heads their places
+        _order_heads(a, params)
+    return layer.replace(params=params)
+
+
+def _fold_biases(a: Architecture, params: Params) -> None:
+    """Value biases into that of the outputs; key biases that cancel to zero."""
+    each = a.heads // a.groups
+    if "value_bias" in params and not a.sinks:
+        shared = np.repeat(params.pop("value_bias"), each, axis=0)
+        folded = np.einsum("mh,mhe->e", shared, params["out"])
+        params["out_bias"] = folded + params.get("out_bias", 0.0)
+    if "key_bias" in params and not (a.sinks or a.softcap is not None or a.norm is not None):
+        first = 0 if a.rope is None else a.rope.rotated(a.qk_rank)
+        params["key_bias"][:, first:] = 0.0
+        if first == 0:
+            del params["key_bias"]
+
+
+def _centre_table(a: Architecture, params: Params) -> None:
+    """Biases by distance of mean zero; a sink takes what all logits lose."""
+    if not isinstance(a.distance_bias, T5Bias):
+        return
+    used, table = a.distance_bias.used(a.causal), params["position_table"]
+    mean = table[used].mean(axis=0)
+    centred = np.zeros_like(table)
+    centred[used] = table[used] - mean
+    params["position_table"] = centred
+    if a.sinks:
+        params["sink"] = params["sink"] - mean
+
+
+def _balance_values(params: Params, g: int, heads: slice) -> None:
+    value, outs = _rows(params, "value", slice(g, g + 1)), params["out"][heads]
+    n, h, e = outs.shape
+    left, right = _balanced(value[0], outs.swapaxes(0, 1).reshape(h, n * e).T)
+    _put(params, "value", slice(g, g + 1), left[None])
+    params["out"][heads] = right.T.reshape(h, n, e).swapaxes(0, 1)
+
+
+def _fix_keys(a: Architecture, params: Params, g: int, heads: slice) -> None:
+    """Of one group without norms."""
+    group = slice(g, g + 1)
+    query, key = _rows(params, "query", heads), _rows(params, "key", group)
+    first = 0
+    if a.rope is not None:
+        first = a.rope.rotated(a.qk_rank)
+        real, imaginary = a.rope.pairs(a.qk_rank)
+        ours, theirs = (side[..., real] + 1j * side[..., imaginary] for side in (query, key))
+        sizes = [np.linalg.norm(side, axis=(0, 1)) for side in (ours, theirs)]
+        factor = np.sqrt(_ratio(sizes[0], sizes[1])) * _phase(theirs[0])
+        for side, turned in ((query, ours / factor.conj()), (key, theirs * factor)):
+            side[..., real], side[..., imaginary] = turned.real, turned.imag
+    if first < a.qk_rank:
+        rows = query.shape[1]
+        right, left = _balanced(
+            key[0, :, first:], query[..., first:].reshape(-1, a.qk_rank - first)
+        )
+        key[0, :, first:], query[..., first:] = right, left.reshape(-1, rows, a.qk_rank - first)
+    _put(params, "query", heads, query)
+    _put(params, "key", group, key)
+
+
+def _fix_normalised(a: Architecture, params: Params) -> None:
+    """Scales, which no epsilon shows where it is zero; gains; then bases, as far as norms let."""
+    norm = a.norm
+    assert norm is not None
+    query, key = (_rows(params, side, slice(None)) for side in ("query", "key"))
+    if norm.epsilon == 0:
+        axes = None if norm.across_heads else (1, 2)
+        query, key = (_of_size(side, axes, a.qk_rank) for side in (query, key))
+    if norm.has_gains:
+        _fix_gains(a, params, query, key)
+    each = a.heads // a.groups
+    real, imaginary, first = np.zeros(0, int), np.zeros(0, int), 0
+    if a.rope is not None:
+        real, imaginary = a.rope.pairs(a.qk_rank)
+        first = a.rope.rotated(a.qk_rank)
+    for g in range(a.groups):
+        heads, still = slice(g * each, (g + 1) * each), slice(first, None)
+        if not norm.has_gains:
+            basis = np.linalg.svd(key[g, :, still], full_matrices=False).Vh.T
+            key[g, :, still] = key[g, :, still] @ basis
+            query[heads, :, still] = query[heads, :, still] @ basis
+        sign = np.ones(a.qk_rank)
+        sign[first:] = _sign(key[g, :, still])
+        if a.rope is not None:
+            pairs = key[g][:, real] + 1j * key[g][:, imaginary]
+            if norm.has_gains:  # which leave half turns
+                sign[real] = sign[imaginary] = _sign(key[g][:, real])
+            else:
+                turn = _phase(pairs)
+                for side in (query[heads], key[g : g + 1]):
+                    turned = (side[..., real] + 1j * side[..., imaginary]) * turn
+                    side[..., real], side[..., imaginary] = turned.real, turned.imag
+        query[heads] *= sign
+        key[g] *= sign
+    _put(params, "query", slice(None), query)
+    _put(params, "key", slice(None), key)
+
+
+def _fix_gains(a: Architecture, params: Params, query: Float64, key: Float64) -> None:
+    """Positive, as large for queries as for keys, in order where dimensions can be exchanged."""
+    assert a.norm is not None
+    each = a.heads // a.groups
+    wide = a.norm.across_heads
+    ours, theirs = params["query_gain"], params["key_gain"]
+    for side, gain in ((query, ours), (key, theirs)):
+        side *= np.sign(gain)[:, None] if wide else np.sign(gain)
+    ours, theirs = np.abs(ours), np.abs(theirs)
+    real, imaginary, first = np.zeros(0, int), np.zeros(0, int), 0
+    if a.rope is not None:
+        real, imaginary = a.rope.pairs(a.qk_rank)
+        first = a.rope.rotated(a.qk_rank)
+    # Gains of one group, or of all heads, which share theirs.
+    for g in range(a.groups if wide else 1):
+        heads = slice(g * each, (g + 1) * each) if wide else slice(None)
+        mine, yours = (ours[heads], theirs[g : g + 1]) if wide else (ours[None], theirs[None])
+        squares = [np.mean(np.log(part), axis=0) for part in (mine, yours)]
+        apart = (squares[0] - squares[1]) / 2
+        if a.rope is not None:  # both dimensions of a pair by one number
+            mean = (apart[real] + apart[imaginary]) / 2
+            apart[real], apart[imaginary] = mean, mean
+        mine, yours = mine / np.exp(apart), yours * np.exp(apart)
+        order = np.arange(a.qk_rank)
+        weight = np.mean(np.log(mine), axis=0) + np.mean(np.log(yours), axis=0)
+        order[first:] = first + np.argsort(-weight[first:], kind="stable")
+        sign = np.ones(a.qk_rank)
+        for x, y in zip(real, imaginary, strict=True):
+            if weight[y] > weight[x]:  # a quarter turn exchanges them
+                order[x], order[y], sign[x] = y, x, -1.0
+        groups = slice(g, g + 1) if wide else slice(None)
+        query[heads], key[groups] = query[heads][..., order] * sign, key[groups][..., order] * sign
+        mine, yours = mine[:, order], yours[:, order]
+        if wide:
+            ours[heads], theirs[g : g + 1] = mine, yours
+        else:
+            ours, theirs = mine[0], yours[0]
+    params["query_gain"], params["key_gain"] = ours, theirs
+
+
+def _order_heads(a: Architecture, params: Params) -> None:
+    """Groups, and heads in a group, by decreasing size of W."""
+    each = a.heads // a.groups
+    value = np.repeat(params["value"], each, axis=0)
+    sizes = np.linalg.norm(value @ params["out"], axis=(1, 2)).reshape(a.groups, each)
+    groups = np.argsort(-np.linalg.norm(sizes, axis=1), kind="stable")
+    inside = np.argsort(-sizes[groups], axis=1, kind="stable")
+    heads = (groups[:, None] * each + inside).ravel()
+    wide = a.norm is not None and a.norm.across_heads
+    for name, leaf in params.items():
+        if name in ("key", "value", "key_bias", "value_bias") or (name == "key_gain" and wide):
+            params[name] = leaf[groups]
+        elif name in ("query", "out", "query_bias", "sink") or (name == "query_gain" and wide):
+            params[name] = leaf[heads]
+        elif name == "position_table":
+            params[name] = leaf[:, heads]
+
+
+def _rows(params: Params, side: str, which: slice) -> Float64:
+    """Projections, with their bias, where there is one, as a last row."""
+    weight, bias = params[side][which], params.get(f"{side}_bias")
+    return weight.copy() if bias is None else np.concatenate([weight, bias[which, None]], axis=1)
+
+
+def _put(params: Params, side: str, which: slice, rows: Float64) -> None:
+    d = params[side].shape[1]
+    params[side][which] = rows[:, :d]
+    if f"{side}_bias" in params:
+        params[f"{side}_bias"][which] = rows[:, d]
+
+
+def _balanced(left: Float64, right: Float64) -> tuple[Float64, Float64]:
+    """Factors of left right^T with the same singular values, as many columns as they have."""
+    q, r = np.linalg.qr(left)
+    p, t = np.linalg.qr(right)
+    u, s, vt = np.linalg.svd(r @ t.T, full_matrices=False)
+    missing = ((0, 0), (0, left.shape[1] - len(s)))  # a narrow product has fewer of them
+    left, right = (np.pad(x * np.sqrt(s), missing) for x in (q @ u, p @ vt.T))
+    sign = _sign(left)
+    return left * sign, right * sign
+
+
+def _largest(columns: Any) -> Any:
+    return np.take_along_axis(columns, np.abs(columns).argmax(axis=0)[None], axis=0)[0]
+
+
+def _sign(columns: Float64) -> Float64:
+    """Signs that make the largest entry of each column positive."""
+    return np.where(_largest(columns) < 0, -1.0, 1.0)
+
+
+def _phase(columns: Any) -> Any:
+    """Numbers of modulus one that make the largest entry of each column real and positive."""
+    largest = _largest(columns)
+    size = np.abs(largest)
+    return np.where(size > 0, largest.conj() / np.where(size > 0, size, 1.0), 1.0)
+
+
+def _ratio(over: Float64, under: Float64) -> Float64:
+    """One where either vanishes."""
+    there = (over > 0) & (under > 0)
+    return np.where(there, over, 1.0) / np.where(there, under, 1.0)
+
+
+def _of_size(side: Float64, axes: Any, head_dim: int) -> Float64:
+    """Scaled to a mean square of one a dimension, over a head or over all."""
+    size = np.linalg.norm(side, axis=axes, keepdims=True) if axes else np.linalg.norm(side)
+    count = head_dim if axes else head_dim * len(side)
+    return side * np.sqrt(count) / np.where(size > 0, size, 1.0)

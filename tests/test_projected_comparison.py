@@ -1,0 +1,151 @@
+"""Layers of projected heads are compared by what their function determines."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_projected import VARIANTS, D, K, N, layer_of
+
+import mhalearn as mha
+
+
+def gauged(layer, seed=5):
+    """Other projections of the same function."""
+    a, rng = layer.architecture, np.random.default_rng(seed)
+    p = {name: leaf.copy() for name, leaf in layer.params.items()}
+    h, each = a.qk_rank, a.heads // a.groups
+    for g in range(a.groups):
+        of = range(g * each, (g + 1) * each)
+        change = np.eye(h) + 0.3 * rng.standard_normal((h, h))
+        p["value"][g] = p["value"][g] @ change
+        if "value_bias" in p:
+            p["value_bias"][g] = p["value_bias"][g] @ change
+        for i in of:
+            p["out"][i] = np.linalg.solve(change, p["out"][i])
+        left, right = key_gauge(a, rng)
+        for side, heads, turn in (("query", of, left), ("key", [g], right)):
+            for i in heads:
+                p[side][i] = p[side][i] @ turn
+                if f"{side}_bias" in p:
+                    p[f"{side}_bias"][i] = p[f"{side}_bias"][i] @ turn
+    if not a.sinks and "value_bias" in p:
+        p["out_bias"] += np.einsum("mh,mhe->e", np.repeat(p["value_bias"], each, 0), p["out"])
+        p["value_bias"][:] = 0.0
+    if "position_table" in p:
+        shift = rng.standard_normal(a.heads)
+        p["position_table"] += shift
+        if a.sinks:
+            p["sink"] += shift
+    if a.rope is None and not (a.sinks or a.softcap or a.norm) and "key_bias" in p:
+        p["key_bias"] += 1.0
+    if a.norm is not None and a.norm.has_gains:  # one number for queries, its inverse for keys
+        p["query_gain"] *= 1.7
+        p["key_gain"] /= 1.7
+    order = rng.permutation(a.groups)
+    inside = np.concatenate([g * each + rng.permutation(each) for g in order])
+    for name in p:
+        if name in ("key", "value", "key_bias", "value_bias") or (
+            name == "key_gain" and p[name].ndim == 2
+        ):
+            p[name] = p[name][order]
+        elif name in ("query", "out", "query_bias", "sink") or p[name].shape == (a.heads, h):
+            p[name] = p[name][inside]
+        elif name == "position_table":
+            p[name] = p[name][:, inside]
+    return layer.replace(params=p)
+
+
+def key_gauge(a, rng):
+    """What queries and keys of a group may be multiplied by."""
+    h = a.qk_rank
+    if a.norm is not None:
+        size = 1.0 if a.norm.across_heads else 1.9
+        return size * np.eye(h), np.eye(h) / size
+    left, right = np.eye(h), np.eye(h)
+    first = 0 if a.rope is None else a.rope.rotated(h)
+    if a.rope is not None:
+        for x, y in zip(*a.rope.pairs(h), strict=True):
+            z = rng.standard_normal() + 1j * rng.standard_normal()
+            for turn, w in ((left, z), (right, 1 / z.conjugate())):
+                turn[np.ix_([x, y], [x, y])] = [[w.real, w.imag], [-w.imag, w.real]]
+    rest = slice(first, h)
+    change = np.eye(h - first) + 0.3 * rng.standard_normal((h - first, h - first))
+    left[rest, rest], right[rest, rest] = change, np.linalg.inv(change).T
+    return left, right
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in VARIANTS if "ALiBi" not in name]
+)  # whose slopes know the order of heads
+def test_other_projections_of_one_function_are_equal(name):
+    layer = layer_of(name)
+    if layer.architecture.norm is not None:
+        exact = replace(layer.architecture.norm, epsilon=0.0)
+        layer = layer.replace(architecture=replace(layer.architecture, qk_norm=exact))
+    other = gauged(layer)
+    x = np.random.default_rng(0).standard_normal((N, K, D))
+    np.testing.assert_allclose(other(x), layer(x), atol=1e-10)
+    found = mha.compare(other, layer)
+    assert found.max_error < 1e-11
+    assert len(found.theta_errors) == layer.n_heads
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_parameter_counts(name):
+    layer = layer_of(name)
+    for key, leaf in layer.params.items():
+        if key == "key_bias" and layer.architecture.shares_only:
+            continue  # it cancels
+        moved = leaf + 1e-3 * np.random.default_rng(0).standard_normal(leaf.shape)
+        error = mha.compare(layer.replace(params=layer.params | {key: moved}), layer).max_error
+        assert 1e-5 < error < 1e-1, key
+    assert mha.compare(layer, layer).max_error < 1e-13
+
+
+def test_the_layout_of_pairs_is_a_matter_of_order():
+    layer = layer_of("rotary")
+    first, second = layer.architecture.rope.pairs(4)
+    order = np.stack([first, second], axis=1).ravel()
+    params = layer.params | {side: layer.params[side][..., order] for side in ("query", "key")}
+    rope = replace(layer.architecture.rope, layout="interleaved")
+    other = layer.replace(architecture=replace(layer.architecture, rope=rope), params=params)
+    x = np.random.default_rng(0).standard_normal((N, K, D))
+    np.testing.assert_allclose(other(x), layer(x), atol=1e-13)
+    assert mha.compare(other, layer).max_error < 1e-13
+    wrong = layer.replace(architecture=replace(layer.architecture, rope=rope))
+    assert mha.compare(wrong, layer).max_error > 0.1
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ("rotary", "partial rotary", "rope="),
+        ("rotary", "window", "rope="),
+        ("window", "sinks", "window=3 beside None"),
+        ("soft-cap", "sinks", "sinks=False beside True"),
+        ("ALiBi", "T5", "position_bias="),
+    ],
+)
+def test_layers_of_other_kinds_are_infinitely_far(one, other, said):
+    found = mha.compare(layer_of(one), layer_of(other))
+    assert found.max_error == np.inf
+    assert said in found.why
+
+
+def test_shared_keys_are_compared_by_theta_and_w():
+    layer = layer_of("biases")
+    assert mha.compare(layer, layer.to_attention_layer()).max_error < 1e-14
+    assert "rope=" in mha.compare(layer_of("rotary"), layer.to_attention_layer()).why
+    assert mha.compare(layer, layer_of("grouped")).max_error > 1e-2
+
+
+def test_no_metric_of_data_for_heads_with_positions():
+    layer, x = layer_of("rotary"), np.random.default_rng(0).standard_normal((N, K, D))
+    with pytest.raises(ValueError, match="leave inputs out"):
+        mha.compare(layer, layer, x)
+
+
+def test_heads_with_slopes_have_their_places():
+    layer = layer_of("ALiBi")
+    moved = {name: layer.params[name][::-1] for name in layer.params}
+    assert mha.compare(layer.replace(params=moved), layer).max_error > 0.1
