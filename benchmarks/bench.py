@@ -1,6 +1,6 @@
 """The comparison: mhalearn beside what people would use instead, at a size for two cores.
 
-    python benchmarks/bench.py [SUITE ...] [--folder DIR] [--record]
+    python benchmarks/bench.py [SUITE ...] [--folder DIR] [--record] [--method FILE.py:FUNCTION]
 
 Writes bench.json and one page, bench.md, to the folder. Figures are ratios, counts and errors,
 never bare seconds. Those of mhalearn are compared with the committed ones
@@ -23,7 +23,7 @@ import numpy as np
 
 import mhalearn as mha
 from benchmarks import DOCS, RESULTS
-from benchmarks.cases import Case, case_at
+from benchmarks.cases import Case, by_learner, case_at
 from benchmarks.ledger import Ledger, Record, console, finite
 from benchmarks.peers.peers import methods
 from benchmarks.peers.race import Entries, compilation, has_arrived, print_race, race, standings
@@ -31,7 +31,7 @@ from benchmarks.studies import frontier, noise, real
 from benchmarks.studies.first import recover
 from benchmarks.studies.speed import entries
 from mhalearn.hardness.curve import Cell, asdict, measure_cost
-from mhalearn.learners import Adam, Lbfgs, Newton, list_learners
+from mhalearn.learners import Adam, Lbfgs, Newton, OwnOptimiser, list_learners
 
 PAGE = DOCS / "bench.md"
 COMMITTED = RESULTS / "bench.json"
@@ -72,22 +72,26 @@ def figure(
 # The suites
 
 
-def speed(ledger: Ledger) -> Figures:
+def speed(ledger: Ledger, own: OwnOptimiser | None = None) -> Figures:
     """Seconds to a relative squared training error of 1e-20, compilation apart; ten times the
     counting limit of examples, ten seconds, three teachers. A method that does not arrive counts
     with its ten seconds."""
     found: Figures = []
     for shape in ((2, 8, 8), (4, 8, 8)):
         case = case_at(10, shape)
-        rows = race(ledger, {"suite": "speed"}, case, small_entries(case), range(3), 10)
+        runners = small_entries(case)
+        if own is not None:
+            runners |= {own.name: {"": partial(by_learner, own)}}
+        rows = race(ledger, {"suite": "speed"}, case, runners, range(3), 10.0)
         ratios = print_race(rows)
         for name, best in standings(rows).items():
             more = f"{sum(map(has_arrived, best.rows))}/{len(best.rows)} arrive, median "
             more += f"{best.median:.2g} s, compilation {best.compiling:.1f} s"
             more += f"; {best.setting}" if best.setting else ""
             what = f"{case}, {name}"
+            guarded = own is None or name != own.name
             found.append(
-                figure("speed", what, "times slower than newton", ratios[name], None, more)
+                figure("speed", what, "times slower than newton", ratios[name], None, more, guarded)
             )
             if name == "newton":
                 arrived = sum(map(has_arrived, best.rows))
@@ -337,17 +341,27 @@ def suite_name(suite: Callable[[Ledger], Figures]) -> str:
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("suites", nargs="*", default=list(SUITES), help=", ".join(SUITES))
+    parser.add_argument("suites", nargs="*", help=", ".join(SUITES))
     parser.add_argument("--folder", type=Path, default=Path("build") / "bench")
     parser.add_argument("--record", action="store_true", help="commit to these figures")
+    parser.add_argument("--method", metavar="FILE.py:FUNCTION", help="into the table of speed")
     options = parser.parse_args(words)
+    own = None if options.method is None else OwnOptimiser.from_file(options.method)
+    options.suites = options.suites or (list(SUITES) if own is None else ["speed"])
+    if own is not None and (options.suites != ["speed"] or options.record):
+        parser.error("--method is for the suite speed, and nothing of it is recorded")
+    if own is not None and own.name in methods():
+        parser.error(f"{own.name} is the name of another method here: rename the function")
     if unknown := set(options.suites) - set(SUITES):
         parser.error(f"{', '.join(sorted(unknown))}: choose among {', '.join(SUITES)}")
     if options.record and set(options.suites) != set(SUITES):
         parser.error("--record is for all suites: a figure that is not committed is not guarded")
     options.folder.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(options.folder / "runs.json", fresh=True)
-    figures = [one for name in options.suites for one in SUITES[name](ledger)]
+    if own is None:
+        figures = [one for name in options.suites for one in SUITES[name](ledger)]
+    else:
+        figures = speed(ledger, own)
     text = page(figures, ledger.machine)
     content = json.dumps({"machine": ledger.machine, "figures": figures}, indent=1) + "\n"
     (options.folder / "bench.json").write_text(content)
@@ -361,7 +375,7 @@ def main(words: list[str] | None = None) -> int:
         COMMITTED.write_text(content)
         PAGE.write_text(text)
         return 0
-    said = judge(figures, options.suites)
+    said = judge(figures, options.suites) if own is None else []
     for line in said:
         console.print(f"WORSE: {line}", style="red", markup=False)
     return WORSE if said else 0

@@ -94,7 +94,7 @@ def by_learner(
             starts += 1
             if relative_error(layer, examples) <= 100 * GOAL:
                 # A sketch is a fit of some of the examples; the choice after it is by others.
-                whole = [event for event in trace.events if not event.stage.startswith("sketch")]
+                whole = [event for event in trace.events if not event.stage.startswith("subsample")]
                 reached = [event.seconds for event in whole if event.loss <= GOAL]
     total = trace.seconds
     losses = (event.loss for event in trace.events if math.isfinite(event.loss))

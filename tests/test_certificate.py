@@ -16,7 +16,8 @@ from mhalearn.data.inputs import sample_inputs
 from mhalearn.data.label_precision import label_precision
 from mhalearn.estimator import AttentionRegressor
 from mhalearn.judge import jacobian_spectrum as spectrum
-from mhalearn.judge.certificate import RESOLVED, THRESHOLD, certify
+from mhalearn.judge.certificate import RESOLVED, THRESHOLD
+from mhalearn.judge.certify import certify
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.residuals import measure_residuals
 from mhalearn.layer.layer import AttentionLayer, load_layer
@@ -136,7 +137,7 @@ def test_the_statement_holds_the_numbers_and_rounds_to_the_safe_side():
     certificate = certify(TRUTH, X, Y, delta=1e-6)
     assert certificate.statement.startswith("With confidence 0.999999, at least ")
     said = float(certificate.statement.split("at least ")[1].split("%")[0]) / 100
-    assert 1 - certificate.tail_bound - 1e-6 <= said <= 1 - certificate.tail_bound
+    assert 1 - certificate.tail_bound - 1e-3 <= said <= 1 - certificate.tail_bound
 
 
 # Examples the layer has seen
@@ -246,7 +247,7 @@ def test_examples_that_repeat_each_other_count_once_and_a_square_system_proves_n
     layer, x, y = square
     certificate = certify(layer.replace(seen=None), *guise(x, y))
     assert not certificate.recovered
-    assert "1.00 times as many independent equations" in certificate.reason
+    assert "1.00 independent equations an unknown" in certificate.reason
     assert certificate.n_groups == 4
     assert certificate.tail_bound == certify(layer.replace(seen=None), x, y).tail_bound
 
@@ -350,7 +351,7 @@ def test_a_direction_that_coarse_labels_hardly_see_is_not_recovered():
     assert certificate.relative_mse <= certificate.floor**2
     assert certificate.parameter_bound > RESOLVED
     assert not certificate.recovered
-    assert "room" in certificate.reason
+    assert "uncertain by" in certificate.reason
 
 
 def test_the_parameter_bound_bounds_the_error_of_a_parameter():
@@ -509,7 +510,7 @@ def test_where_the_spectrum_is_too_large_a_random_direction_is_asked(monkeypatch
     certificate = certify(twins, X, Y)
     assert not certificate.recovered
     assert certificate.null_dimension is None
-    assert "unseen" in certificate.reason
+    assert "does not show the Jacobian to have full rank" in certificate.reason
 
 
 # Symmetries
@@ -664,6 +665,8 @@ def test_to_json_is_strict_json(layer, labels):
     assert plain_data["tail_bound"] == certificate.tail_bound
     assert plain_data["n_examples"] == 60
     assert plain_data["statement"] == certificate.statement
+    assert "errors" not in plain_data
+    assert plain_data["median_error"] <= plain_data["largest_error"] == certificate.errors[-1]
 
 
 # What the certificate rests on

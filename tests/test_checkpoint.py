@@ -501,7 +501,7 @@ CASES = {
     "newton": (
         {"n_heads": 2, "options": NewtonOptions(plenty=SHORT, scarce=SHORT)},
         (X[:20], NOISY[:20]),
-        {"round 2, slide", "round 2, hop 3", "round 3, free"},
+        {"round 2, first-order annealing", "round 2, head exchange 3", "round 3, no ridge"},
     ),
     "auto": (
         {"n_heads": "auto", "options": ONE},

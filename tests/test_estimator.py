@@ -23,10 +23,11 @@ from mhalearn._runtime import storage
 from mhalearn.data import Examples, load_examples
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.estimator import AttentionRegressor
-from mhalearn.judge.certificate import certify
+from mhalearn.judge.certify import certify
 from mhalearn.layer.comparison import compare
 from mhalearn.layer.layer import load_layer
 from mhalearn.layer.random_layers import random_layer
+from mhalearn.layer.rope import Rope
 from mhalearn.learners import NewtonOptions
 from mhalearn.learners.registry import AUTO, list_learners
 from mhalearn.run.events import Event
@@ -64,6 +65,13 @@ SETTINGS = {
     "bias": True,
     "residual": True,
     "causal": True,
+    "kv_heads": 3,
+    "rope": Rope(),
+    "window": 5,
+    "sinks": True,
+    "softcap": 2.0,
+    "qk_norm": "rms",
+    "position_bias": "t5",
     "attention": None,
     "polish": False,
     "random_state": 7,
@@ -325,7 +333,7 @@ def test_events_arrive_in_order_and_are_the_trace():
     stages = [event.stage for event in seen]
     assert stages[0] == "round 1"
     assert stages[-2:] == ["certificate", "outcome"]
-    assert stages.index("choice") < stages.index("polish") < stages.index("certificate")
+    assert stages.index("model selection") < stages.index("polish") < stages.index("certificate")
     steps = [event.step for event in seen if event.stage == "round 1"]
     assert steps == list(range(len(steps)))
     assert seen[-1].detail.startswith("RECOVERED: ")
@@ -358,7 +366,7 @@ class InterruptAt:
 
 
 def test_an_interrupted_fit_leaves_the_best_layer_so_far():
-    estimator = AttentionRegressor(2, on_event=InterruptAt("choice"))
+    estimator = AttentionRegressor(2, on_event=InterruptAt("model selection"))
     assert estimator.best_layer_so_far() is None
     before = threadpool_info()
     with pytest.raises(KeyboardInterrupt):
@@ -411,7 +419,7 @@ def test_a_checkpoint_is_whole_at_every_moment_and_resumes(fitted, tmp_path):
 
 def test_an_interrupted_fit_leaves_a_checkpoint_to_resume_from(tmp_path):
     path = tmp_path / "best.safetensors"
-    estimator = AttentionRegressor(2, checkpoint=path, on_event=InterruptAt("choice"))
+    estimator = AttentionRegressor(2, checkpoint=path, on_event=InterruptAt("model selection"))
     with pytest.raises(KeyboardInterrupt):
         estimator.fit(X, Y)
     assert list(tmp_path.iterdir()) == [path]

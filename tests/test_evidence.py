@@ -9,7 +9,7 @@ from mhalearn import estimator as facade
 from mhalearn.data import Examples, examples
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.estimator import AttentionRegressor
-from mhalearn.judge import certificate, evidence, missing_head, residuals, sign_symmetry
+from mhalearn.judge import certify, evidence, missing_head, refit, residuals, sign_symmetry
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.subsets import Subsets
 from mhalearn.judge.verdict import judge
@@ -35,12 +35,12 @@ def passes(monkeypatch):
         judged.append(Evidence(*args, **options))
         return judged[-1]
 
-    def walk(layer, given, precision=None):
+    def walk(layer, given, precision=None, **options):
         if judged and layer is judged[0].layer:
             subsets = judged[0].subsets
             names = [name for name in ("train", "certify", "every") if _is(subsets, name, given)]
             counts[names[0] if names else "other"] += 1
-        return measure(layer, given, precision)
+        return measure(layer, given, precision, **options)
 
     def look(given):
         counts["precision"] += 1
@@ -48,7 +48,7 @@ def passes(monkeypatch):
 
     measure, precision_of = residuals.measure_residuals, residuals.label_precision
     monkeypatch.setattr(facade, "Evidence", make)
-    for module in (facade, certificate, evidence, missing_head, sign_symmetry):
+    for module in (refit, certify, evidence, missing_head, sign_symmetry):
         monkeypatch.setattr(module, "measure_residuals", walk)
     for module in (facade, evidence, residuals):
         monkeypatch.setattr(module, "label_precision", look)

@@ -7,7 +7,7 @@ from oracles import narrow_layer
 from mhalearn import sample_inputs
 from mhalearn.data import Examples
 from mhalearn.judge import jacobian_spectrum
-from mhalearn.judge.certificate import certify
+from mhalearn.judge.certify import certify
 from mhalearn.judge.feature_units import layer_in_feature_units
 from mhalearn.judge.randomised_rank_test import NULL_TOLERANCE, run_rank_test
 from mhalearn.layer.architecture import Architecture

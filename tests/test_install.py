@@ -98,7 +98,8 @@ def use(scripts: Path, folder: Path) -> None:
 def test_wheel_holds_what_is_needed(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "mhalearn/py.typed" in names
-    assert "mhalearn/report/page.html.jinja" in names
+    for part in ("page.html", "phases.html", "switch.html", "style.css"):
+        assert f"mhalearn/report/{part}.jinja" in names
     assert any(name.endswith("LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "docs"))]
 

@@ -92,7 +92,7 @@ def test_recovery(name):
     assert trace.best_loss < 1e-20
     assert trace.best is solution.layer
     assert solution.loss == trace.best_loss
-    assert rounds_of(trace.events) == {"round 1", "choice"}
+    assert rounds_of(trace.events) == {"round 1", "model selection"}
 
 
 def test_the_learner_knows_no_units():
@@ -221,14 +221,14 @@ def test_below_the_counting_limit_one_round_is_enough():
     solution = run(make_examples(layer, 4), 2, trace=trace)
     assert solution.outcome is Outcome.FITTED
     assert compare(solution.layer, layer).max_error > 1e-2
-    assert rounds_of(trace.events) == {"round 1", "choice"}
+    assert rounds_of(trace.events) == {"round 1", "model selection"}
 
 
 def test_a_checkpoint_is_where_descent_begins():
     layer = random_layer(2, D, seed=1)
     trace = Run(start=layer.replace(theta=layer.theta + 1e-3))
     solution = run(make_examples(layer), 2, trace=trace)
-    assert {event.stage for event in trace.events} == {"polish", "choice"}
+    assert {event.stage for event in trace.events} == {"polish", "model selection"}
     assert compare(solution.layer, layer).max_error < 1e-10
 
 

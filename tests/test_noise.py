@@ -7,7 +7,7 @@ import mhalearn as mha
 from mhalearn.data import Examples
 from mhalearn.data.input_information import measure_information
 from mhalearn.data.inputs import sample_inputs
-from mhalearn.judge.certificate import certify
+from mhalearn.judge.certify import certify
 from mhalearn.judge.noise import estimate_noise, refitted
 from mhalearn.judge.residual_correlation import measure_residual_correlation
 from mhalearn.judge.residuals import measure_residuals

@@ -6,7 +6,7 @@ from oracles import narrow_layer
 
 from mhalearn import AttentionRegressor, Outcome, compare, sample_inputs
 from mhalearn.data import Examples
-from mhalearn.judge.certificate import certify
+from mhalearn.judge.certify import certify
 from mhalearn.judge.identifiability import parameter_bound
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.missing_head import one_more_head

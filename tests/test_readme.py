@@ -31,4 +31,14 @@ def test_both_languages_are_shown() -> None:
 def test_links_and_pictures_exist() -> None:
     text = (ROOT / "README.md").read_text()
     for target in re.findall(r"\]\(([^)]+)\)", text):
-        assert target.startswith("http") or (ROOT / target).exists(), target
+        if target.startswith("http"):
+            continue
+        path, _, heading = target.partition("#")
+        assert (ROOT / path).exists(), target
+        assert not heading or heading in anchors_of(ROOT / path), target
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names a forge gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

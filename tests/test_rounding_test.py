@@ -8,7 +8,7 @@ from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.data.label_precision import label_precision
 from mhalearn.estimator import AttentionRegressor
-from mhalearn.judge.certificate import certify
+from mhalearn.judge.certify import certify
 from mhalearn.judge.computing_error import compute_by_factors, compute_coarsely
 from mhalearn.judge.fitted_attention import look_at
 from mhalearn.judge.residuals import measure_residuals

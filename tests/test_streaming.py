@@ -384,7 +384,7 @@ def test_noisy_labels_with_worse_ones_in_a_late_shard_are_told(tmp_path, knowing
     y[-3:] += 1.0
     model = mha.AttentionRegressor(2, knowing).fit(in_shards(x, y, tmp_path))
     assert model.outcome_ is Outcome.FITTED
-    assert "of which 3 are off by more than 10 times the median" in model.solution_.reason
+    assert "3 of which are off by more than 10 times the median" in model.solution_.reason
     assert all(event.stage != "refit" for event in model.trace_)
 
 
@@ -402,7 +402,7 @@ def test_what_the_part_shows_too_is_no_objection():
         return all_examples(Evidence(Candidate(SMALL), given.architecture(2), subsets, Run()))
 
     assert [objection(labels) for labels in (y, noisy, uneven)] == [None] * 3
-    assert "of which 1 are off" in objection(late).sentence
+    assert "1 of which is off" in objection(late).sentence
 
 
 def test_a_sorted_file_is_learned_like_any_other(tmp_path, small_working_set):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import oracles
 import pytest
+from test_checks import FOUND, NAMED, known
 
 import mhalearn as mha
 
@@ -122,18 +123,18 @@ def test_a_certificate_on_training_examples_in_disguise_is_false(modules):
 
 
 ASSERTED = [
-    "relative squared error 0.1; the rest looks like noise",
+    "relative squared error 0.1; the residual looks like independent noise to every test",
     "Noise of level 0.02 is estimated from the residual, and with it an interval",
     "what is left is Gaussian noise of deviation 0.1",
     "the labels are noisy",
 ]
 OPEN = [
     "the rest is noise, structure, or a layer that was not found",
-    "which depends on the inputs (9 standard deviations above noise) and not like one more head",
+    "the residual depends on the inputs (9 standard deviations above noise), not as one more head",
     "too near it to tell noise from rounding in a badly conditioned problem",
     "too few examples to tell noise from a missing head",
-    "by size 2.1 times the noise that the examples to fit show, and correlated between outputs 3.0 "
-    "times as much as noise: a layer that the search did not find",
+    "in root mean square 2.1 times the noise that the training examples show, whose residual is "
+    "correlated between outputs 3.0 times as much as noise; the search missed the layer",
     "structure or noise",
     "it cannot be said whether this is noise",
     "at the precision of the labels",
@@ -143,6 +144,15 @@ OPEN = [
 def test_noise_is_asserted_or_left_open(modules):
     assert all(map(modules.trap_words.asserts_noise, ASSERTED))
     assert not any(map(modules.trap_words.asserts_noise, OPEN))
+
+
+@pytest.mark.parametrize("row", FOUND, ids=[f"{row[0]} {i}" for i, row in enumerate(FOUND)])
+def test_of_all_checks_only_that_of_noise_asserts_it_and_none_speaks_in_riddles(modules, row):
+    name, facts, *_ = row
+    said = NAMED[name](known(**facts)).sentence
+    assert modules.trap_words.asserts_noise(said) == (name == "noise")
+    for riddle in ("no test explains", "partly unseen", "at hand", "all 2 heads", "what is left"):
+        assert riddle not in said
 
 
 def test_noise_may_be_said_only_of_noise(modules):

@@ -12,7 +12,7 @@ import pytest
 from mhalearn.data import Examples
 from mhalearn.data.inputs import sample_inputs
 from mhalearn.estimator import AttentionRegressor
-from mhalearn.judge.certificate import certify
+from mhalearn.judge.certify import certify
 from mhalearn.judge.consistency_checks import all_examples
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.residual_dependence import residual_dependence_test
@@ -400,7 +400,7 @@ def test_what_tokens_do_not_span_is_counted_and_told(inputs, of_head):
     estimator = learn(inputs, TWO(inputs))
     assert estimator.certificate_.null_dimension == 0
     assert estimator.certificate_.span.n_open == 2 * of_head
-    assert f"{2 * of_head:.0f} of {2 * 2 * D * D} numbers" in estimator.solution_.reason
+    assert f"{2 * of_head:.0f} of {2 * 2 * D * D} parameters" in estimator.solution_.reason
 
 
 def test_the_dimension_of_the_family_is_told():
@@ -418,9 +418,9 @@ def test_the_dimension_of_the_family_is_told():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (noisy(1e-3), "looks like noise"),
+        (noisy(1e-3), "looks like independent noise"),
         ((X, THREE(X)), "one more head explains"),
-        ((X[:3], Y[:3]), "counting limit of this layer is 4.0"),
+        ((X[:3], Y[:3]), "counting limit of 4.0"),
         (one_label_without_tokens(), "1 of them off"),
         (mlp_of_token(), "depends on the inputs"),
     ],
@@ -605,10 +605,13 @@ def test_a_head_that_passes_its_own_token_on_is_told():
 @pytest.mark.parametrize(
     ("box", "words"),
     [
-        (lambda x: attend(x, lambda logits: logits - 0.5 * AWAY), "in another order"),
+        (
+            lambda x: attend(x, lambda logits: logits - 0.5 * AWAY),
+            "permuting the tokens changes what the box answers",
+        ),
         (
             lambda x: TWO(x) + 0.05 * np.sign(np.sin(1e4 * x)),
-            "answers the same, so it is not noise",
+            "answers the same, so the residual is not noise",
         ),
     ],
 )
@@ -625,7 +628,7 @@ def test_a_box_that_answers_at_random_may_be_called_noisy():
         lambda x: TWO(x) + 0.01 * g.standard_normal(x.shape), inputs="gaussian", n=200, k=K, d=D
     )
     learned = AttentionRegressor(2).fit(examples)
-    assert "looks like noise" in learned.solution_.reason
+    assert "looks like independent noise" in learned.solution_.reason
     assert learned.certificate_.noise_level == pytest.approx(0.01, rel=0.15)
 
 

@@ -24,19 +24,21 @@ from mhalearn.data.label_precision import DOUBLE, Precision, label_precision
 from mhalearn.data.span import find_coordinates
 from mhalearn.judge.box_answers import box_in_span
 from mhalearn.judge.certificate import Certificate
-from mhalearn.judge.consistency_checks import has_outliers, is_noise_without_outliers
 from mhalearn.judge.evidence import Evidence
-from mhalearn.judge.noise import refitted
-from mhalearn.judge.residuals import measure_residuals
+from mhalearn.judge.refit import may_refit, refit
 from mhalearn.judge.score import add_tokens, determination
+from mhalearn.judge.shown_example import choose_example
 from mhalearn.judge.solution import Solution
 from mhalearn.judge.span import Fit, lift_fit
 from mhalearn.judge.subsets import Subsets, split_to_certify
-from mhalearn.judge.verdict import Verdict, agree, judge
+from mhalearn.judge.verdict import agree, judge
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation
+from mhalearn.layer.position_bias import PositionBias
+from mhalearn.layer.qk_norm import QKNorm
+from mhalearn.layer.rope import Rope
 from mhalearn.layer.span_coordinates import SpanCoordinates
 from mhalearn.learners.options import find_options, list_options
 from mhalearn.learners.protocol import Learner
@@ -52,9 +54,9 @@ from mhalearn.run.checkpoint import Checkpoint, hold_checkpoint
 from mhalearn.run.events import Event
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
+from mhalearn.run.watch import Watch
 from mhalearn.solvers.merge_heads import reduce_heads
 from mhalearn.solvers.polish import polish_on
-from mhalearn.solvers.streaming_bfgs import fit_streamed
 
 # Heads to have room for where their number is open and their rank is not known.
 _PLAUSIBLE = 8
@@ -73,10 +75,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     head_dim: rank of every Theta_i and of every W_i, where it is known to be less than d.
     bias: learn a key-side vector a head and an output bias. causal: tokens see no later token.
     residual: labels hold a residual path, y = x + F(x): F is learned, and `predict` adds x again.
+    kv_heads, rope, window, sinks, softcap, qk_norm, position_bias: what heads have beside a Theta
+        and a W, as in `Architecture`. No method learns such heads yet: `fit` refuses them by name.
     attention: a kind of attention of your own, a class of `mhalearn.layer.parametrisation.
         Parametrisation`, in place of softmax heads.
     polish: descend to machine precision after the learner.
-    random_state: seed of all randomness. max_seconds: when to stop with the best layer so far.
+    random_state: seed of all randomness. max_seconds: when to stop with the best layer so far; the
+        judge may take a tenth of it more (five seconds at least), and what it had no time for is
+        said in the reason.
     checkpoint: a .safetensors file for the state of the run, written every few seconds; it is a
         layer file too, of the best layer so far. resume: go on from it, if it is there, to the
         same result; without, a file that is there is refused, and so is one that another run is
@@ -99,6 +105,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         bias: bool = False,
         causal: bool = False,
         residual: bool = False,
+        kv_heads: int | None = None,
+        rope: Rope | None = None,
+        window: int | None = None,
+        sinks: bool = False,
+        softcap: float | int | None = None,
+        qk_norm: QKNorm | bool | str = False,
+        position_bias: PositionBias | str | None = None,
         attention: Callable[[Architecture], Parametrisation] | None = None,
         polish: bool = True,
         random_state: int = 0,
@@ -116,6 +129,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.bias = bias
         self.causal = causal
         self.residual = residual
+        self.kv_heads = kv_heads
+        self.rope = rope
+        self.window = window
+        self.sinks = sinks
+        self.softcap = softcap
+        self.qk_norm = qk_norm
+        self.position_bias = position_bias
         self.attention = attention
         self.polish = polish
         self.random_state = random_state
@@ -149,6 +169,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 head_dim=None if self.head_dim is None else int(self.head_dim),
                 bias=bool(self.bias),
                 causal=bool(self.causal),
+                kv_heads=self.kv_heads,
+                rope=self.rope,
+                window=self.window,
+                sinks=self.sinks,
+                softcap=self.softcap,
+                qk_norm=self.qk_norm,
+                position_bias=self.position_bias,
                 attention=self.attention,
             )
             check_supported(self._learner, self._architecture)
@@ -241,6 +268,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             box = box_in_span(box, self._coordinates, working_set)
         learned = self._learn(given, subsets.train, survey)
         candidate, converged = self._polish(learned, subsets.train)
+        time_is_up = run.begin_judging()
         evidence = Evidence(
             candidate=candidate,
             architecture=self._searched,
@@ -253,6 +281,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             box=box,
             given=given.train,
             residual=self.residual,
+            time_is_up=time_is_up,
         )
         certificate = evidence.certificate
         if certificate is not None:
@@ -260,14 +289,15 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         verdict = judge(evidence)
         layer, told = evidence.layer, ""
         certificate = agree(evidence, verdict)
-        if certificate is not None and self._may_refit(verdict, evidence):
+        if certificate is not None and self.polish and may_refit(verdict, evidence):
             cause = "Noise" if verdict.findings[0].name == "noise" else "Rounding"
-            layer, certificate, told = self._refit(certificate, evidence, cause)
+            layer, certificate, told = refit(certificate, evidence, cause, self._metadata)
         if self._coordinates is not None and isinstance(layer, AttentionLayer):
             fit = Fit(
                 layer, verdict, certificate, given.train, given.certify, working_set, precision
             )
-            layer, verdict, certificate = lift_fit(fit, self._coordinates)
+            watch = Watch(run, "identifiability")
+            layer, verdict, certificate = lift_fit(fit, self._coordinates, watch)
         reason = verdict.reason + told
         run.emit("outcome", detail=f"{verdict.outcome.name}: {reason}")
         return Solution(
@@ -279,6 +309,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             settings=self._settings(examples),
             findings=verdict.findings,
             phases=candidate.phases,
+            example=choose_example(
+                given.train if given.certify is None else given.certify,
+                held_out=certificate is not None and not certificate.refitted,
+                causal=bool(self.causal),
+            ),
+            token_spectrum=None if self._coordinates is None else self._coordinates.span.spectrum,
         )
 
     def _find_coordinates(
@@ -373,41 +409,6 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if checkpoint.is_plain and checkpoint.start is not None:
             check_start(checkpoint.start, self, examples)
         return checkpoint
-
-    def _may_refit(self, verdict: Verdict, evidence: Evidence) -> bool:
-        """Whether what is left is noise, and there is time to fit all examples."""
-        fitted = verdict.outcome is Outcome.FITTED and verdict.has_error_bars
-        may = fitted and self.polish and not self._run.is_over()
-        return may and is_noise_without_outliers(evidence)
-
-    def _refit(
-        self, certificate: Certificate, evidence: Evidence, cause: str
-    ) -> tuple[Layer, Certificate, str]:
-        """Under noise what certified, or was left where it is, is worth more fitted.
-
-        Unless that shows wrong labels among it: then all stays as it was.
-        """
-        layer, subsets = evidence.layer, evidence.subsets
-        examples, working_set = subsets.every, subsets.working_set
-        architecture, run, told = self._searched, self._run, ""
-        layer = polish_on(working_set, layer, architecture, run).layer
-        if subsets.has_more:
-            streamed = None
-            if isinstance(layer, AttentionLayer):
-                streamed = fit_streamed(layer, examples, working_set, architecture, run)
-            if streamed is not None:
-                layer = streamed
-            elif examples.in_memory:
-                layer = polish_on(examples, layer, architecture, run).layer
-            else:
-                told = f"; estimated from {working_set.n} of {examples.n} examples"
-                examples = working_set
-        layer = layer.replace(metadata=self._metadata(examples.n))
-        residuals = measure_residuals(layer, examples, evidence.label_precision)
-        if has_outliers(residuals):
-            return evidence.layer, certificate, ""
-        refit = refitted(certificate, layer, examples, architecture, residuals, working_set, cause)
-        return layer, refit, told
 
     def _listener(self, progress: Progress) -> Callable[[Event], None]:
         def listen(event: Event) -> None:

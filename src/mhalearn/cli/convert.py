@@ -14,7 +14,7 @@ from mhalearn.cli.options import Json, LayerFile
 from mhalearn.cli.output import print_facts, print_json, say_heads
 
 if TYPE_CHECKING:
-    from mhalearn.layer.layer import AttentionLayer
+    from mhalearn.layer.base import Layer
 
 commands = typer.Typer()
 
@@ -42,8 +42,9 @@ Out = Annotated[Path, typer.Option(metavar="FILE", help="File to write.")]
     epilog="Examples:\n\n"
     "  mhalearn import huggingface model.safetensors --layer 3 --out layer.safetensors\n\n"
     "  mhalearn import torch attention.pt --heads 8 --out layer.safetensors\n\n"
-    "huggingface reads BERT, GPT-2, TransformerLens and, without RoPE, Llama names; a config.json "
-    "beside the file tells the heads. PyTorch's own files need torch, .safetensors files do not.",
+    "huggingface reads BERT, GPT-2 and TransformerLens names and, by the config.json beside them, "
+    "Llama and other decoders; FILE may be a folder or index of shards. PyTorch's own files need "
+    "torch, .safetensors files do not.",
 )
 @guarded
 def import_(
@@ -130,7 +131,7 @@ def export(
     return Exit.DONE
 
 
-def _count_heads(layer: AttentionLayer, heads: int | None, head_dim: int | None) -> int:
+def _count_heads(layer: Layer, heads: int | None, head_dim: int | None) -> int:
     if head_dim is None:
         return layer.n_heads if heads is None else heads
     if layer.d % head_dim:
@@ -157,14 +158,14 @@ def _or(words: tuple[str, ...]) -> str:
     return " or ".join(words)
 
 
-def _tell(layer: AttentionLayer, out: Path, as_json: bool) -> None:
+def _tell(layer: Layer, out: Path, as_json: bool) -> None:
     if as_json:
         print_json(
             {
                 "heads": layer.n_heads,
                 "dim": layer.d,
                 "out_dim": layer.out_dim,
-                "bias": layer.key_vector is not None or layer.out_bias is not None,
+                "bias": layer.architecture.bias,
                 "causal": layer.causal,
                 "file": out,
             }

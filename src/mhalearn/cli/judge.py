@@ -44,6 +44,7 @@ def certify_command(
     """State what is certain about a layer, from fresh examples."""
     import mhalearn as mha
     from mhalearn.layer.base import parameters_hash
+    from mhalearn.report.terminal import Progress
 
     if not 0 < delta < 1:
         raise ValueError(f"--delta {delta}: give a number between 0 and 1, such as 0.05")
@@ -51,7 +52,8 @@ def certify_command(
     data = mha.load_examples(examples, inputs=inputs, outputs=outputs, mask=mask)
     data = data.without_residual() if residual else data
     use_compilation_cache()
-    certificate = mha.certify(learned, data, delta=delta)
+    with Progress() as progress:
+        certificate = mha.certify(learned, data, delta=delta, on_event=progress.on_event)
     circular = data.metadata.get("labelled_by") == parameters_hash(learned)
     if as_json:
         print_json(certificate.to_dict() | {"labelled_by_this_layer": circular})

@@ -52,6 +52,7 @@ def _list_methods() -> list[str]:
     epilog="Examples:\n\n"
     "  mhalearn learn data/examples.safetensors --heads 3 --out layer.safetensors\n\n"
     "  mhalearn learn data.npz --report report.html --json > result.json\n\n"
+    "  mhalearn learn X.npy Y.npy --heads 3\n\n"
     "  mhalearn learn recorded.pt --inputs x --outputs y --mask keep --residual\n\n"
     "  mhalearn learn shards/ --heads auto --checkpoint run.safetensors --resume\n\n"
     "  srun mhalearn learn shards/ --distributed --out layer.safetensors\n\n"
@@ -65,10 +66,13 @@ def learn_command(
         Path,
         typer.Argument(
             metavar="EXAMPLES",
-            help="A .safetensors, .npz or .pt file with X and Y, a folder of shards, or one of a "
-            "Hugging Face dataset.",
+            help="A .safetensors, .npz or .pt file with X and Y, a folder of shards, one of a "
+            "Hugging Face dataset, or X as an .npy file.",
         ),
     ],
+    labels: Annotated[
+        Path | None, typer.Argument(metavar="[Y.npy]", help="Y, where X is an .npy file.")
+    ] = None,
     heads: Annotated[str, typer.Option(metavar="N|auto", help="Heads of the layer.")] = "auto",
     method: Annotated[
         str,
@@ -104,7 +108,8 @@ def learn_command(
     ] = False,
     seed: Seed = 0,
     max_seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="Stop after this many seconds.")
+        float | None,
+        typer.Option(metavar="S", help="Stop after this many seconds (and a tenth to judge)."),
     ] = None,
     checkpoint: Annotated[
         Path | None,
@@ -134,12 +139,19 @@ def learn_command(
     if resume and checkpoint is None:
         raise ValueError("--resume needs --checkpoint FILE, the file to continue from")
     speaking = join() if distributed else True
-    check_outputs(examples, out=out, report=report, checkpoint=checkpoint)
+    sources = (examples,) if labels is None else (examples, labels)
+    check_outputs(*sources, out=out, report=report, checkpoint=checkpoint)
 
     import mhalearn as mha
+    from mhalearn.data.loading import load_pair
 
     began = time.monotonic()
-    data = mha.load_examples(examples, inputs=inputs, outputs=outputs, mask=mask)
+    if labels is None:
+        data = mha.load_examples(examples, inputs=inputs, outputs=outputs, mask=mask)
+    elif (inputs, outputs, mask) != (None, None, None):
+        raise ValueError("--inputs, --outputs, --mask name arrays of one file: leave them out")
+    else:
+        data = load_pair(examples, labels)
     use_compilation_cache()
     estimator = mha.AttentionRegressor(
         n_heads=n_heads,
@@ -164,7 +176,7 @@ def learn_command(
             )
         raise
     if speaking:
-        failures = _write(estimator, examples, out, report)
+        failures = _write(estimator, sources, out, report)
         solution = estimator.solution_
         learned = Learned(estimator, data, out, report, failures, time.monotonic() - began)
         if as_json:
@@ -178,14 +190,14 @@ def learn_command(
 
 
 def _write(
-    estimator: AttentionRegressor, examples: Path, out: Path | None, report: Path | None
+    estimator: AttentionRegressor, sources: tuple[Path, ...], out: Path | None, report: Path | None
 ) -> dict[Path, Exception]:
     """Write layer and report; what went wrong, by file, so that the verdict can be told before."""
     import mhalearn as mha
 
     def write_report(path: Path) -> None:
         # The report names the file, so that its command can be run again.
-        settings = estimator.solution_.settings | {"examples": str(examples)}
+        settings = estimator.solution_.settings | {"examples": " ".join(map(str, sources))}
         mha.write_report(dataclasses.replace(estimator.solution_, settings=settings), path)
 
     failures: dict[Path, Exception] = {}

@@ -64,14 +64,14 @@ def _make(folder: Path) -> None:
         ) from None
 
 
-def check_outputs(examples: Path, **outputs: Path | None) -> None:
+def check_outputs(*examples: Path, **outputs: Path | None) -> None:
     """Every output can be written, and none would overwrite another or the examples.
 
     A layer's file says by its name what it is: other programs go by that.
     """
     from mhalearn._runtime import storage
 
-    taken = {os.path.realpath(examples): "the examples"}
+    taken = {os.path.realpath(path): "the examples" for path in examples}
     for name, path in outputs.items():
         if path is None:
             continue

@@ -40,7 +40,6 @@ from mhalearn.data.sources import (
 )
 from mhalearn.data.survey import Survey, merge_surveys, survey_blocks
 from mhalearn.layer.architecture import Architecture
-from mhalearn.layer.parametrisation import Parametrisation
 from mhalearn.layer.span_coordinates import SpanCoordinates
 from mhalearn.run.events import Event
 
@@ -442,10 +441,13 @@ class Examples:
         head_dim: int | None = None,
         bias: bool = False,
         causal: bool = False,
-        attention: Callable[[Architecture], Parametrisation] | None = None,
+        **beside: Any,
     ) -> Architecture:
-        """A class of layers that could have made these examples, by its sizes."""
-        return Architecture(self.d, n_heads, head_dim, self.out_dim, bias, causal, attention)
+        """A class of layers that could have made these examples, by its sizes.
+
+        beside: other fields of `Architecture`.
+        """
+        return Architecture(self.d, n_heads, head_dim, self.out_dim, bias, causal, **beside)
 
     def counting_limit(self, architecture: Architecture) -> float:
         """How many examples of these lengths a layer of this class needs at least."""

@@ -69,12 +69,31 @@ def load_examples(
         return _load_folder(path, inputs, outputs, mask)
     if path.suffix not in _SUFFIXES:
         storage.check_file(path)
-        raise ValueError(f"{storage.show(path)}: not a format of examples; {_SAVED}")
+        beside = "give X.npy and Y.npy, or " if path.suffix == ".npy" else ""
+        raise ValueError(f"{storage.show(path)}: not a format of examples; {beside}{_SAVED}")
     arrays, metadata = _read(path, None if inputs is None or outputs is None else (inputs, outputs))
     try:
         return _from_arrays(arrays, inputs, outputs, mask, from_json(metadata))
     except ValueError as error:
         raise ValueError(f"{storage.show(path)}: {error}") from None
+
+
+def load_pair(inputs: str | Path, outputs: str | Path) -> Examples:
+    """Examples from two .npy files, X (n, k, d) and Y (n, k, e)."""
+    paths = Path(inputs), Path(outputs)
+    for path in paths:
+        if path.suffix != ".npy":
+            storage.check_file(path)
+            raise ValueError(
+                f"{storage.show(path)}: of two files both must be .npy, X first and then Y; of "
+                f"one, {_SAVED}"
+            )
+    x, y = map(storage.read_npy, paths)
+    try:
+        return Examples(x, y)
+    except ValueError as error:
+        both = " and ".join(map(storage.show, paths))
+        raise ValueError(f"{both}: {error}") from None
 
 
 def _load_folder(path: Path, inputs: str | None, outputs: str | None, mask: str | None) -> Examples:

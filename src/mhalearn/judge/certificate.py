@@ -15,28 +15,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.stats import beta, norm
+from numpy.typing import NDArray
+from scipy.stats import norm
 
 from mhalearn._runtime.types import Float64
-from mhalearn._runtime.validation import read_count
-from mhalearn.data import Examples, Survey, as_examples, check_sizes
-from mhalearn.data.input_information import (
-    ENOUGH_EQUATIONS,
-    Information,
-    measure_information,
-)
-from mhalearn.data.label_precision import label_precision
-from mhalearn.data.span import find_coordinates
+from mhalearn.data import Examples
 from mhalearn.judge.identifiability import Identifiability, assess_identifiability
-from mhalearn.judge.open_parameters import OpenParameters, describe_open
-from mhalearn.judge.residuals import Residuals, measure_residuals
-from mhalearn.judge.rounding_test import run_rounding_test
+from mhalearn.judge.open_parameters import OpenParameters
+from mhalearn.judge.randomised_rank_test import NULL_TOLERANCE
+from mhalearn.judge.residuals import Residuals
 from mhalearn.judge.sign_symmetry import find_sign_symmetry
 from mhalearn.judge.spectrum import Parameters
+from mhalearn.judge.tail_bound import bound_tail, keep_errors, say_share
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.run.run import Run
+from mhalearn.run.watch import Watch
 
 # Relative error of an example that the distribution-free statement speaks about. Fixed here, before
 # any data are seen, as that statement needs.
@@ -72,11 +67,14 @@ class Certificate:
     n_groups: int | None = None  # examples that ask something new; None where all were taken to
     # The largest smooth deviation from a layer, relative to the labels, that would not be seen.
     undetected: float | None = None
+    is_unfinished: bool = False  # the residual is exact, but time was up before the rank was known
     # Where tokens do not span the features: whether all that they can show is certified, as
     # `recovered` is elsewhere, and what they leave open. Eigenvalues, open directions and the bound
     # on parameters are then those in whitened coordinates of the span.
     recovered_on_span: bool = False
     span: OpenParameters | None = None
+    # Relative errors of the fresh examples, ascending; of many, quantiles at even distances.
+    errors: Float64 | None = None
 
     def __repr__(self) -> str:
         """Short: the arrays would fill the screen."""
@@ -84,6 +82,12 @@ class Certificate:
             f"Certificate(recovered={self.recovered}, relative_mse={self.relative_mse:.2g}, "
             f"n_examples={self.n_examples}, reason={self.reason!r}, statement={self.statement!r})"
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the sentences, and the numbers folded."""
+        from mhalearn.judge.notebook import describe_certificate  # which knows certificates
+
+        return describe_certificate(self)
 
     @property
     def claims(self) -> bool:
@@ -125,11 +129,14 @@ class Certificate:
         plain = {
             name: getattr(self, name)
             for name in self.__dataclass_fields__
-            if name not in ("spectrum", "intervals", "parameter_bound", "span")
+            if name not in ("spectrum", "intervals", "parameter_bound", "span", "errors")
         }
         plain["span"] = None if self.span is None else self.span.to_dict()
         bound = self.parameter_bound
         plain["parameter_bound"] = bound if bound is not None and math.isfinite(bound) else None
+        if self.errors is not None:
+            plain["median_error"] = float(np.median(self.errors))
+            plain["largest_error"] = float(self.errors[-1])
         if self.spectrum is not None:
             plain["smallest_eigenvalue"] = float(self.spectrum[0])
             plain["largest_eigenvalue"] = float(self.spectrum[-1])
@@ -143,76 +150,6 @@ class Certificate:
         return json.dumps(self.to_dict(), indent=1)
 
 
-def certify(
-    layer: Layer,
-    X_fresh: ArrayLike | Examples,
-    Y_fresh: ArrayLike | None = None,
-    delta: float = 0.05,
-    *,
-    lengths: ArrayLike | None = None,
-    learned_from: Examples | None = None,
-    architecture: Architecture | None = None,
-) -> Certificate:
-    """Certify a layer on examples it was not learned from.
-
-    X_fresh may be an Examples, and Y_fresh is then left out. `learned_from`: the inputs that
-    determined the layer, for the spectrum and the intervals; without them the fresh inputs stand
-    in, and the intervals are scaled to the number of examples the layer says it was learned from.
-    architecture: the class of layers it is certified in; without it, as the layer says it was
-    learned (`layer.architecture`).
-    Examples the layer was learned from are refused; if they are a minority, they are left out. So
-    are those that come back in other guises, however many: tokens in another order, signs turned,
-    digits rounded. Fresh ones that repeat each other so count as one, and nothing is recovered
-    where they, and `learned_from`, hold hardly more equations than there are unknowns.
-    Cost: three passes over the examples, one with a layer of four heads; memory of sixteen bytes a
-    token and, of examples that are not in memory, of a working set.
-    Trust: see `near_hashes` and `measure_information`.
-    """
-    architecture = _check_asked(layer, delta, learned_from, architecture)
-    examples = as_examples(X_fresh, Y_fresh, lengths)
-    for given in (examples, learned_from):
-        if given is not None:
-            _check_fits(layer, given)
-    survey = examples.survey()
-    check_sizes(survey)
-    fresh, n_seen = _unseen(layer, examples, survey)
-    examples = examples if fresh is None else fresh
-    precision = label_precision(examples)
-    residuals = measure_residuals(layer, examples, precision)
-    inputs = learned_from
-    if inputs is None:
-        inputs = examples.sample(examples.working_set_size(architecture), seed=0)
-    others = examples if inputs is not examples else None
-    coordinates = find_coordinates(inputs, architecture, precision, others=others, whiten=False)
-    opened = None
-    if coordinates is not None and isinstance(layer, AttentionLayer):
-        opened = describe_open(coordinates, layer.n_heads)
-        layer, architecture = coordinates.restrict(layer), coordinates.reduced
-        examples, inputs = examples.in_span(coordinates), inputs.in_span(coordinates)
-        learned_from = None if learned_from is None else inputs
-    information = measure_information(examples, architecture, precision.unit)
-    certificate = make_certificate(
-        layer,
-        residuals,
-        inputs,
-        architecture,
-        float(delta),
-        n_learned=_learned_count(layer, examples.n) if learned_from is None else None,
-        n_seen=n_seen,
-        group_of=information.group_of,
-    )
-    if fresh is None:
-        return _without_fresh(certificate).on_span(opened)
-    objection = _objection(examples, information, learned_from, architecture, precision.unit)
-    if objection is None and certificate.recovered and precision.name != "float64":
-        test = run_rounding_test(layer, examples, architecture, residuals)
-        certificate = replace(certificate, undetected=test.undetected)
-        objection = None if test.passed else test.describe(residuals)
-    if objection is not None:
-        certificate = certificate.withdrawn(objection)
-    return certificate.on_span(opened)
-
-
 def make_certificate(
     layer: Layer,
     residuals: Residuals,
@@ -223,26 +160,29 @@ def make_certificate(
     n_learned: int | None = None,
     n_seen: int = 0,
     group_of: NDArray[np.int64] | None = None,
+    run: Run | None = None,
 ) -> Certificate:
     """What residuals on fresh examples say about a layer, and inputs about its parameters.
 
     inputs: those that determined the layer or, where those were `n_learned` others, some that stand
     for them. n_seen: examples that were left out. group_of: a number for each fresh example, equal
-    where one asks nothing that another has not asked; without, all are independent.
+    where one asks nothing that another has not asked; without, all are independent. run: whose
+    listeners hear of progress, and whose clock ends what is not done in time.
     """
     exceeds = residuals.relative > THRESHOLD
     n, exceeding = len(exceeds), int(np.sum(exceeds))
-    tail = _tail_bound(exceeding, n, delta)
+    tail = bound_tail(exceeding, n, delta)
     n_groups = None
     if group_of is not None:
         n_groups = len(np.unique(group_of))
         # Copies are no more examples. But equal inputs that were drawn again and again are, and a
         # wrong one that is half of them must not count once: the worse of both counts stands.
         of_groups = len(np.unique(group_of[exceeds]))
-        tail = max(tail, _tail_bound(of_groups, n_groups, delta))
+        tail = max(tail, bound_tail(of_groups, n_groups, delta))
     of_all = 1.0 if n_learned is None else inputs.n / n_learned
     width = norm.ppf(1 - delta / 2) * residuals.noise_level * math.sqrt(of_all)
-    known = assess_identifiability(layer, inputs, architecture, residuals, width)
+    watch = None if run is None else Watch(run, "identifiability")
+    known = assess_identifiability(layer, inputs, architecture, residuals, width, watch)
     closed = known.null_dimension == 0 and known.bound is not None and known.bound <= RESOLVED
     recovered = residuals.exact and closed
     mirrored = None
@@ -250,7 +190,9 @@ def make_certificate(
         mirrored = find_sign_symmetry(layer, inputs, residuals)
     return Certificate(
         recovered=recovered and mirrored is None,
-        reason=_reason(residuals, known, mirrored, architecture),
+        reason=give_reason(
+            residuals, known, mirrored, architecture, isinstance(layer, AttentionLayer)
+        ),
         relative_mse=residuals.root_relative**2,
         floor=residuals.floor,
         label_precision=residuals.precision,
@@ -266,171 +208,90 @@ def make_certificate(
         parameter_bound=known.bound,
         intervals=known.intervals,
         statement=(
-            f"With confidence {1 - delta:.10g}, at least {math.floor(1e6 * (1 - tail)) / 1e6:.4%} "
-            f"of inputs have relative error at most {THRESHOLD:g} ({exceeding} of {n} fresh "
+            f"With confidence {1 - delta:.10g}, at least {say_share(tail)} of inputs have relative "
+            f"error at most {THRESHOLD:g} ({exceeding} of {n} fresh "
             f"examples{_of_groups(n, n_groups)} exceeded it)."
         ),
         n_groups=n_groups,
         undetected=max(residuals.root_relative, residuals.rounding),
+        is_unfinished=residuals.exact and known.is_unfinished,
+        errors=keep_errors(residuals.relative),
     )
-
-
-def _tail_bound(exceeding: int, n: int, delta: float) -> float:
-    """Clopper & Pearson's upper limit for a share of which `exceeding` of n were seen."""
-    return 1.0 if exceeding == n else float(beta.ppf(1 - delta, exceeding + 1, n - exceeding))
 
 
 def _of_groups(n: int, n_groups: int | None) -> str:
     return "" if n_groups in (None, n) else f", of which {n_groups} ask something new,"
 
 
-def _check_asked(
-    layer: Layer,
-    delta: float,
-    learned_from: Examples | None,
-    architecture: Architecture | None,
-) -> Architecture:
-    """Refuse what `certify` cannot take; the class of layers, as given or as the layer says."""
-    if not isinstance(layer, Layer):
-        raise ValueError(f"layer is a {type(layer).__name__}: pass an AttentionLayer")
-    if not isinstance(delta, float | int | np.number) or not 0 < delta < 1:
-        raise ValueError(f"delta={delta!r}: pass a probability between 0 and 1")
-    if not isinstance(learned_from, Examples | None):
-        raise ValueError(f"learned_from is a {type(learned_from).__name__}: pass an Examples")
-    if architecture is None:
-        return layer.architecture
-    if not isinstance(architecture, Architecture):
-        raise ValueError(
-            f"architecture is a {type(architecture).__name__}: pass an Architecture or leave it out"
-        )
-    architecture = architecture.with_heads(layer.n_heads)
-    if not architecture.contains(layer):
-        raise ValueError(f"{architecture} does not contain the layer: leave it out")
-    return architecture
-
-
-def _unseen(layer: Layer, examples: Examples, survey: Survey) -> tuple[Examples | None, int]:
-    """The examples that the layer was not learned from, None if there is none, and how many are
-    left out."""
-    same = np.isin(survey.hashes, layer.seen)
-    if 2 * same.sum() > examples.n:
-        raise ValueError(
-            f"{same.sum()} of {examples.n} examples are those the layer was learned from: "
-            "certify on fresh ones"
-        )
-    seen = same | np.isin(survey.near_hashes, layer.seen).any(axis=1)
-    if seen.all():
-        return None, examples.n
-    return (examples.view(~seen) if seen.any() else examples), int(seen.sum())
-
-
-def _without_fresh(certificate: Certificate) -> Certificate:
-    """Of a layer that met nothing but what it was learned from, in other guises."""
-    return replace(
-        certificate,
-        recovered=False,
-        reason=(
-            f"all {certificate.n_seen} examples are those the layer was learned from, but for the "
-            "order of tokens, the sign, or rounding: certify on fresh ones"
-        ),
-        n_examples=0,
-        n_groups=0,
-        n_exceeding=0,
-        tail_bound=1.0,
-        statement="No example is fresh: nothing is certain about other inputs.",
-    )
-
-
-def _objection(
-    examples: Examples,
-    information: Information,
-    learned_from: Examples | None,
-    architecture: Architecture,
-    unit: float,
-) -> str | None:
-    """What fresh inputs, and those learned from where they are known, are too few or too alike for;
-    None where they are not."""
-    sources = [(examples, information)]
-    if learned_from is not None:
-        sources.append((learned_from, measure_information(learned_from, architecture, unit)))
-    equations = max(
-        of.equations(architecture, given.counting_limit(architecture)) for given, of in sources
-    )
-    if equations < ENOUGH_EQUATIONS:
-        return (
-            f"the inputs hold {equations:.2f} times as many independent equations as unknowns "
-            "(mirror images, near copies and repeated tokens ask nothing new): labels that no "
-            "layer made could be met as well"
-        )
-    longest = max(int(given.lengths.max()) for given, _ in sources)
-    if longest > 2 and all(of.centrally_symmetric for _, of in sources):
-        return (
-            "the tokens of every row are symmetric about their mean, as two tokens are, and "
-            "opposite attention mirrors it: other heads make the same outputs here"
-        )
-    return None
-
-
-def _check_fits(layer: Layer, examples: Examples) -> None:
-    if (examples.d, examples.out_dim) != (layer.d, layer.out_dim):
-        raise ValueError(
-            f"the examples have d = {examples.d} and out_dim = {examples.out_dim}, "
-            f"the layer d = {layer.d} and out_dim = {layer.out_dim}"
-        )
-
-
-def _learned_count(layer: Layer, otherwise: int) -> int:
-    """How many examples the layer says it was learned from."""
-    return read_count(layer.metadata.get("n_examples", "")) or otherwise
-
-
-def _reason(
+def give_reason(
     residuals: Residuals,
     known: Identifiability,
     mirrored: tuple[int, ...] | None,
     architecture: Architecture,
+    mirrors: bool = True,
 ) -> str:
-    """Why a layer is certified as recovered, or the first thing that stands against it."""
-    error, floor = residuals.root_relative, residuals.floor
+    """Why a layer is certified as recovered, or the first thing that stands against it.
+
+    mirrored: heads whose signs can be turned together without a change of the labels, if any.
+    mirrors: such heads were looked for, which is done of softmax heads alone.
+    """
+    error, floor, labels = residuals.root_relative, residuals.floor, residuals.precision
     null, bound = known.null_dimension, known.bound
     if error > floor:
         return (
-            f"the relative residual {error:.2g} is above {floor:.2g}, "
-            f"where {residuals.precision} labels are met exactly"
+            f"the relative residual {error:.2g} is above {floor:.2g}, the largest of an exact fit "
+            f"to {labels} labels"
         )
     if not residuals.exact:
         return (
-            f"the relative residual {error:.2g} is not that of every part: in an output column or "
-            f"in some examples it is above what is left where {residuals.precision} labels are met "
-            "exactly"
+            f"the relative residual {error:.2g} is at the precision of the {labels} labels on the "
+            "whole, but not in every part: an output column, an example or a row is off by more "
+            "than rounding"
+        )
+    exact = f"the relative residual {error:.2g} is at the precision of the {labels} labels"
+    if known.is_unfinished:
+        return (
+            f"{exact}, but the time limit came before the rank of the Jacobian was known: other "
+            "layers may fit as well; raise max_seconds"
         )
     if null is None or bound is None:
+        seen = ""
+        if known.null_component is not None:
+            seen = f" (of a random change of the parameters a share {known.null_component:.1g} is "
+            seen += (
+                f"not found again in the outputs; at full rank it is below {NULL_TOLERANCE:.0e})"
+            )
         return (
-            "the residual is at the precision of the labels, but the inputs leave a random change "
-            "of the parameters partly unseen: other layers may fit as well"
+            f"{exact}, but a randomised test does not show the Jacobian to have full rank{seen}: "
+            "other layers may fit as well; give more examples, or inputs that vary more"
         )
     if null:
         return (
-            f"the residual is at the precision of the labels, but the inputs leave {null} "
-            "directions in parameter space open"
+            f"{exact}, but the Jacobian has a null space of dimension {null}: other layers fit as "
+            "well; give more examples, or inputs that vary more"
         )
     if bound > RESOLVED:
         return (
-            f"the residual is at the precision of the {residuals.precision} labels, but leaves a "
-            f"parameter room to be off by {bound:.2g} times the size of a head"
+            f"{exact}, which still leaves a parameter uncertain by {bound:.2g} times the norm of a "
+            f"head (at most {RESOLVED:g} counts as determined): give more examples or finer labels"
         )
     if mirrored is not None:
         return (
-            "the residual is at the precision of the labels, but it still is with Theta and W of "
-            f"opposite sign in {len(mirrored)} of {architecture.heads} heads: the inputs are too "
-            "symmetric to tell"
+            f"{exact}, and stays there with Theta and W of opposite sign in {len(mirrored)} of "
+            f"{architecture.heads} heads: the inputs are too symmetric to tell the two layers apart"
         )
     among = ""
     if architecture.is_low_rank:
         among = f" with Theta and W of rank {architecture.head_dim}"
-    every = "its one head" if architecture.heads == 1 else f"all {architecture.heads} heads"
+    tested = "only those with heads of opposite sign were" if mirrors else "none was"
+    rank = "the Jacobian has full rank"
+    if known.null_component is not None:
+        rank += " by a randomised test"
     return (
-        f"the relative residual {error:.2g} is at the precision of the {residuals.precision} "
-        f"labels and no other layer nearby{among} meets them: the inputs determine {every}, but "
-        "for distant layers, of which only mirrored heads were tried"
+        f"{exact} and {rank}, so that no other layer nearby{among} fits: the examples determine "
+        f"{_every_head(architecture.heads)}, up to distant layers, of which {tested} tested"
     )
+
+
+def _every_head(heads: int) -> str:
+    return {1: "its one head", 2: "both heads"}.get(heads, f"all {heads} heads")

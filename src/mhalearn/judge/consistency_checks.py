@@ -21,15 +21,15 @@ _ALIKE = 10.0
 @check("contradiction")
 def contradiction(evidence: Evidence) -> Found | None:
     """`certify` is explained, and `train`, to which the layer was fitted, is not."""
-    train = evidence.train_residuals
-    if classify_fit(evidence) is not Fit.NEAR or is_near(train):
+    train, certify = evidence.train_residuals, evidence.certify_residuals
+    if classify_fit(evidence) is not Fit.NEAR or is_near(train) or certify is None:
         return None
     bar = max(THRESHOLD, 2 * train.floor)
     contradicting = int(np.sum(train.relative > bar))
     return (
         Outcome.FITTED,
-        f"held-out examples are explained ({describe_error(evidence)}), those to fit are "
-        f"not ({train.root_relative**2:.2g}, {contradicting} of them off by more than "
+        f"the held-out examples are explained ({_error(certify)}), the training examples "
+        f"are not ({train.root_relative**2:.2g}, {contradicting} of them off by more than "
         f"{bar:.2g}): no attention layer makes all these labels",
         {"contradicting": contradicting, "bar": bar},
     )
@@ -43,7 +43,7 @@ def near_the_precision(evidence: Evidence) -> Found | None:
         return None
     sentence = (
         f"{describe_error(evidence)}: not at the precision of the labels, but so near it that "
-        "rounding in a badly conditioned problem may be all it is"
+        "rounding errors in an ill-conditioned problem may be the cause"
     )
     if max(train.root_relative, certify.root_relative) <= train.floor:
         sentence = (
@@ -60,18 +60,19 @@ def others_not_explained(evidence: Evidence) -> Found | None:
     if classify_fit(evidence) is not Fit.TRAIN_ONLY or certify is None or certificate is None:
         return None
     wrong = int(np.sum(certify.relative > max(THRESHOLD, 2 * evidence.train_residuals.floor)))
-    count, error = len(certify.relative), describe_error(evidence)
+    count, error = len(certify.relative), _error(certify)
     if 2 * wrong < count:  # of a wrong layer, nearly all would be
         outcome = Outcome.FITTED
         sentence = (
-            f"the examples to fit are explained exactly, {wrong} of {count} held-out "
+            f"the training examples are explained exactly, {wrong} of {count} held-out "
             f"ones are not ({error}): no attention layer makes all these labels"
         )
     else:
-        outcome = Outcome.NOT_IDENTIFIED
+        outcome, null = Outcome.NOT_IDENTIFIED, certificate.null_dimension
+        open_ = f", and the Jacobian has a null space of dimension {null}" if null else ""
         sentence = (
-            f"the examples are fitted exactly but others are not ({error}), with "
-            f"{certificate.null_dimension} directions open: give more examples"
+            f"the training examples are explained exactly, the held-out ones are not ({error})"
+            f"{open_}: give more examples"
         )
     return outcome, sentence, {"wrong": wrong, "of": count}
 
@@ -90,8 +91,9 @@ def all_examples(evidence: Evidence) -> Found | None:
         return None
     return (
         Outcome.FITTED,
-        f"{_error(every)} over all examples, of which {unlike} are off by more than {_ALIKE:.0f} "
-        f"times the median; fitted to {evidence.train.n} of {evidence.subsets.every.n} examples",
+        f"{_error(every)} over all examples, {unlike} of which {'is' if unlike == 1 else 'are'} "
+        f"off by more than {_ALIKE:.0f} times the median, as wrong labels would be; the layer was "
+        f"fitted to {evidence.train.n} of {evidence.subsets.every.n} examples",
         {"outliers": unlike},
     )
 

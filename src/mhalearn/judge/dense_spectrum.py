@@ -1,5 +1,6 @@
 """The spectrum of the normal matrices of heads as whole matrices, W eliminated, and error bars."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,16 +12,16 @@ from mhalearn._runtime.devices import replicate
 from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.judge.spectrum import Parameters, Spectrum, count_null
-from mhalearn.layer.attention import LinearFit, attend, design_matrix
+from mhalearn.layer.attention import attend, design_matrix
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.run.watch import Watch
 from mhalearn.solvers.host_steps import attend_on_host, covariance_products, normal_matrix
 from mhalearn.solvers.scaled_problem import Problem
-from mhalearn.solvers.variable_projection import reduced_normal_matrix
+from mhalearn.solvers.variable_projection import normal_moments
 
 # The same for a head's mean square sensitivity, against that of a head without a softmax.
 _ROUNDED = 1e-18
-_HUGE = 2.0**200
 _EPS = 4 * float(np.finfo(np.float64).eps)
 
 
@@ -30,20 +31,35 @@ class _Moments(NamedTuple):
     triangle: Float[Array, "r p"]  # R with R^T R = V^T V, which squares no rounding
 
 
-@jax.jit
-def _moments(theta: Float[Array, "m q d"], w: Float[Array, "p e"], data: Chunk) -> _Moments:
+@partial(jax.jit, donate_argnums=0)
+def _add_moments(
+    moments: _Moments, theta: Float[Array, "m q d"], w: Float[Array, "p e"], data: Chunk
+) -> _Moments:
     width = len(w)
 
     def append(triangle: Array, chunk: Chunk) -> tuple[Array, None]:
         v = design_matrix(attend(theta, chunk), chunk).reshape(-1, width)
         return jnp.linalg.qr(jnp.concatenate([triangle, v]), mode="r"), None
 
-    triangle, _ = jax.lax.scan(append, jnp.zeros((width, width)), data)
-    # Beside a Gram matrix as large as this nothing is eliminated: powers of two round nothing.
-    normal = reduced_normal_matrix(
-        theta, LinearFit(w, _HUGE**2 * jnp.eye(width), jnp.zeros(())), data
-    )
-    return _Moments(normal.schur, _HUGE * normal.coupling, triangle)
+    triangle, _ = jax.lax.scan(append, moments.triangle, data)
+    square, cross = normal_moments(theta, w, data)
+    return _Moments(moments.square + square, moments.cross + cross, triangle)
+
+
+def _moments(theta: Float64, w: Float64, problem: Problem, watch: Watch | None) -> _Moments:
+    """Chunk by chunk, so that it can be ended in between."""
+    (m, q, d), (width, e) = theta.shape, w.shape
+    shapes = _Moments((q * m * d,) * 2, (q, m * d, width, e), (width, width))  # type: ignore[arg-type]
+    moments = _Moments(*map(jnp.zeros, shapes))
+    of = problem.data.tokens.shape[0]
+    for i in range(of):
+        chunk = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], problem.data)
+        moments = _add_moments(moments, jnp.asarray(theta), jnp.asarray(w), chunk)
+        if watch is not None and of > 1:
+            jax.block_until_ready(moments)  # or the clock would not see the work
+            watch(i + 1, of)
+    found: _Moments = jax.tree.map(np.asarray, replicate(moments))
+    return found
 
 
 def _host_moments(theta: Float64, w: Float64, problem: Problem) -> _Moments:
@@ -59,22 +75,32 @@ def _host_moments(theta: Float64, w: Float64, problem: Problem) -> _Moments:
     return _Moments(square, cross, triangle)  # type: ignore[arg-type]
 
 
-def decompose_dense(layer: AttentionLayer, problem: Problem) -> Spectrum:
+def decompose_dense(
+    layer: AttentionLayer, problem: Problem, watch: Watch | None = None
+) -> Spectrum:
     """The spectrum of heads as whole matrices, W eliminated.
 
+    watch: told what is done; OutOfTime where that ends it.
     Cost: O(n k (q m d)(m d)(q + e) + (q m d)^3).
     """
-    theta = problem.theta(layer)
+    theta, w = problem.theta(layer), problem.w(layer)
     with one_lapack_thread():
         if problem.on_host:
-            moments = _host_moments(theta, problem.w(layer), problem)
+            moments = _host_moments(theta, w, problem)
         else:
-            found = _moments(jnp.asarray(theta), jnp.asarray(problem.w(layer)), problem.data)
-            moments = jax.tree.map(np.asarray, replicate(found))
-        return _decompose(moments, problem, layer)
+            if watch is not None:
+                watch.begin(f"normal matrix of {theta.size} attention parameters")
+            moments = _moments(theta, w, problem, watch)
+        return _decompose(moments, problem, layer, None if problem.on_host else watch)
 
 
-def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Spectrum:
+def _decompose(
+    moments: _Moments, problem: Problem, layer: AttentionLayer, watch: Watch | None
+) -> Spectrum:
+    def begin(part: str) -> None:
+        if watch is not None:
+            watch.begin(part)
+
     m, q, d = layer.n_heads, problem.query_dim, problem.d
     # What is left when W is eliminated must be measured against what there was, or rounding would
     # pass for a small but regular matrix.
@@ -86,12 +112,16 @@ def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Sp
     w_null = count_null(w_values)
     # G^+ = back back^T on what the design spans: lifting G would leave a run of what W absorbs.
     back = w_root[:, None] * (w_basis[w_null:].T / singular[w_null:])
+    size = len(root)
+    begin(f"W eliminated from {size} x {size} normal equations")
     coupling = np.einsum("qmpe,pz->qmze", moments.cross, back)
     flat = root[:, None] * coupling.reshape(len(root), -1)
     scaled = root[:, None] * moments.square * root - flat @ flat.T
+    begin(f"eigenvalues of a {size} x {size} matrix")
     theta_values = scipy.linalg.eigvalsh(scaled)
     # Rounding of V^T J is divided by the least singular value of V kept.
     theta_null = count_null(theta_values, _EPS / singular[w_null:].min(initial=1.0))
+    begin(f"covariance of {size} attention parameters")
     if theta_null == 0:
         half = scipy.linalg.solve_triangular(
             np.linalg.cholesky(scaled), np.eye(len(scaled)), lower=True
@@ -102,6 +132,7 @@ def _decompose(moments: _Moments, problem: Problem, layer: AttentionLayer) -> Sp
         half = basis[:, theta_null:] / np.sqrt(values[theta_null:])
         open_directions = basis[:, :theta_null]
     half, open_directions = root[:, None] * half, root[:, None] * open_directions
+    begin(f"variances of {size} attention parameters")
     of_theta, of_w = _variances(coupling, back, half, open_directions)
     if w_null:
         of_theta[:], of_w[:] = np.inf, np.inf

@@ -1,7 +1,7 @@
 """Everything a verdict rests on, each of it measured when first asked for, and once."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from mhalearn._runtime.types import Float64
@@ -37,6 +37,7 @@ from mhalearn.layer.comparison import compare
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.outcome import Candidate
 from mhalearn.run.run import Run
+from mhalearn.run.watch import Watch
 from mhalearn.solvers.polish import polish_on
 
 
@@ -52,6 +53,9 @@ class Evidence:
     box: what the examples were drawn from, where it can still be asked.
     given: `train` as the user has it, where the subsets are in other coordinates.
     residual: whether tokens were taken off the labels, because these hold a residual path.
+
+    time_is_up: whether the search used up its time. unfinished: checks that could not be made in
+    the time that was left. What costs much raises OutOfTime once it is over.
 
     Cost: the candidate is walked over each subset at most once, whatever asks for its residuals.
     Expensive are only `gain_of_one_more_head`, a descent; `residual_dependence`, O(1500^2 d^2);
@@ -69,6 +73,8 @@ class Evidence:
     box: Box | None = None
     given: Examples | None = None
     residual: bool = False
+    time_is_up: bool = False
+    unfinished: list[str] = field(default_factory=list)
 
     @property
     def layer(self) -> Layer:
@@ -81,11 +87,6 @@ class Evidence:
     @cached_property
     def label_precision(self) -> Precision:
         return self.precision or label_precision(self.subsets.working_set)
-
-    @cached_property
-    def time_is_up(self) -> bool:
-        """When the judge first asks; what it measures later may run out of time by itself."""
-        return self.run.is_over()
 
     @property
     def found_architecture(self) -> Architecture:
@@ -127,10 +128,21 @@ class Evidence:
     @cached_property
     def all_residuals(self) -> Residuals | None:
         """Of every example; None where the working set is all of them. Cost: a pass over all."""
-        return self._residuals(self.subsets.every) if self.subsets.has_more else None
+        if not self.subsets.has_more:
+            return None
+        every = self.subsets.every
+        watch = Watch(self.run, "residuals")
+        watch.begin(f"all {every.n} examples")
+        return measure_residuals(self.layer, every, self.label_precision, watch=watch)
 
     def _residuals(self, examples: Examples) -> Residuals:
         return measure_residuals(self.layer, examples, self.label_precision)
+
+    def _begin_test(self, what: str) -> Watch:
+        """Tell that a test begins that may take long, if there is time for it."""
+        watch = Watch(self.run, "residual tests")
+        watch.begin(what)
+        return watch
 
     @cached_property
     def certificate(self) -> Certificate | None:
@@ -144,6 +156,7 @@ class Evidence:
             self.train,
             self.class_of_layer,
             group_of=self.subsets.certify_groups,
+            run=self.run,
         )
 
     @property
@@ -163,7 +176,8 @@ class Evidence:
     @cached_property
     def train_null_dimension(self) -> int:
         """Directions that the inputs of `train` leave open; 0 where the layer is too large."""
-        spectrum = measure_spectrum(self.layer, self.train, self.architecture)
+        watch = Watch(self.run, "identifiability")
+        spectrum = measure_spectrum(self.layer, self.train, self.architecture, watch=watch)
         return 0 if spectrum is None else spectrum.null_dimension
 
     @cached_property
@@ -175,9 +189,13 @@ class Evidence:
             return None
         if not isinstance(layer, AttentionLayer):
             return OneMoreHead(0.0, layer)
-        return one_more_head(
+        watch = self._begin_test("one more head")
+        found = one_more_head(
             layer, self.train, certify, self.architecture, self.run, residuals=residuals
         )
+        if found is not None and not found.gain:
+            watch.check_time()  # a search that was cut short has excluded nothing
+        return found
 
     @cached_property
     def gain_of_one_more_head(self) -> float | None:
@@ -239,6 +257,7 @@ class Evidence:
         """Of another kind of attention only its dimension is known."""
         if self.fitted_attention is None:
             return TangentSpace(None, None, self.class_of_layer.count(), None)
+        self._begin_test("tangent space of the layer")
         return measure_tangent_space(self.fitted_attention)
 
     @cached_property
@@ -246,7 +265,9 @@ class Evidence:
         """Alternatives that explain what is left, the largest share first; see `departures`."""
         if self.fitted_attention is None:
             return ()
-        return find_departures(self.fitted_attention, self.tangent_space).found
+        tangent = self.tangent_space
+        self._begin_test("score tests for other kinds of attention")
+        return find_departures(self.fitted_attention, tangent).found
 
     @cached_property
     def rows(self) -> Rows:
@@ -269,6 +290,7 @@ class Evidence:
     @cached_property
     def rounding_test(self) -> RoundingTest:
         """Whether what is left of coarse labels is their rounding."""
+        self._begin_test("rounding of the labels")
         return run_rounding_test(
             self.layer, self.train, self.class_of_layer, self.train_residuals, self.run.seed
         )
@@ -279,12 +301,14 @@ class Evidence:
         certify, residuals = self.subsets.certify, self.certify_residuals
         if certify is None or residuals is None:
             return None
+        self._begin_test("rounding of held-out rows")
         return compare_rows(self.layer, certify, self.class_of_layer, residuals)
 
     @cached_property
     def rival(self) -> Layer | None:
         """Another layer that explains all examples as exactly, where a start ended at one."""
         for other in self.candidate.others:
+            watch = self._begin_test("layers of other starts")
             layer = polish_on(self.train, other, self.found_architecture, self.run).layer
             if not isinstance(layer, AttentionLayer) or not isinstance(self.layer, AttentionLayer):
                 continue
@@ -297,11 +321,13 @@ class Evidence:
             apart = compare(layer.canonical(), self.layer.canonical()).max_error
             if all(residuals.exact for residuals in walked) and apart > RESOLVED:
                 return layer
+            watch.check_time()  # a descent that was cut short has excluded nothing
         return None
 
     @cached_property
     def residual_dependence(self) -> float:
         """Standard deviations above noise; see `residual_dependence_test`."""
+        self._begin_test("dependence on the inputs")
         return residual_dependence_test(self.layer, self.train, self.run.seed)
 
     @cached_property

@@ -56,7 +56,8 @@ def is_certified_exact(evidence: Evidence) -> bool:
 def describe_error(evidence: Evidence) -> str:
     """The error on `certify`, where there is one."""
     assert evidence.certify_residuals is not None
-    return f"relative squared error {evidence.certify_residuals.root_relative**2:.2g}"
+    error = evidence.certify_residuals.root_relative**2
+    return f"relative squared error {error:.2g} on held-out examples"
 
 
 def structured_outcome(evidence: Evidence) -> Outcome:
@@ -71,7 +72,7 @@ def hint_at_mask(evidence: Evidence) -> str:
     first = evidence.first_row
     if evidence.architecture.causal or first is None or not first.sees_itself_alone:
         return ""
-    return "; the first row is linear in its own token, as under a mask: try causal=True"
+    return "; the first output row is linear in the first token, as under a mask: try causal=True"
 
 
 def explains_most(evidence: Evidence, share: float) -> bool:

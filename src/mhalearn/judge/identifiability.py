@@ -14,6 +14,7 @@ from mhalearn.judge.spectrum import Parameters, Spectrum
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.run.watch import OutOfTime, Watch
 
 # Attention below this size, against that of logits of order one, is rounding of no attention.
 _NO_ATTENTION = 1e-10
@@ -26,6 +27,12 @@ class Identifiability(NamedTuple):
     bound: float | None  # error of the worst parameter that the residual leaves room for
     spectrum: Float64 | None
     intervals: Parameters | None
+    # Share of a random change of the parameters that outputs do not show, where that was asked.
+    null_component: float | None = None
+    is_unfinished: bool = False  # the time limit came first
+
+
+_UNKNOWN = Identifiability(None, None, None, None)
 
 
 def assess_identifiability(
@@ -34,10 +41,25 @@ def assess_identifiability(
     architecture: Architecture,
     residuals: Residuals,
     width: float,
+    watch: Watch | None = None,
 ) -> Identifiability:
     """By the spectrum, with intervals `width` deviations wide; where that is too large and the fit
-    is exact, by a random direction."""
-    spectrum = measure_spectrum(layer, inputs, architecture)
+    is exact, by a random direction. watch: told of progress; it may end the work."""
+    try:
+        return _assess(layer, inputs, architecture, residuals, width, watch)
+    except OutOfTime:
+        return _UNKNOWN._replace(is_unfinished=True)
+
+
+def _assess(
+    layer: Layer,
+    inputs: Examples,
+    architecture: Architecture,
+    residuals: Residuals,
+    width: float,
+    watch: Watch | None,
+) -> Identifiability:
+    spectrum = measure_spectrum(layer, inputs, architecture, watch=watch)
     # Labels that happen to be met to the last bit say no more than their rounding allows.
     error = residuals.label_norm * max(residuals.root_relative, residuals.unit / 4)
     n = len(residuals.squared)
@@ -46,10 +68,11 @@ def assess_identifiability(
         intervals = half_widths(spectrum.deviations, width)
         return Identifiability(spectrum.null_dimension, bound, spectrum.theta, intervals)
     if not (residuals.exact and isinstance(layer, AttentionLayer)):
-        return Identifiability(None, None, None, None)
-    found = run_rank_test(layer, inputs, architecture)
+        return _UNKNOWN
+    found = run_rank_test(layer, inputs, architecture, watch=watch)
     bound = found.error_amplification * error * math.sqrt(found.n_examples / n)
-    return Identifiability(0 if found.null_component < NULL_TOLERANCE else None, bound, None, None)
+    null = 0 if found.null_component < NULL_TOLERANCE else None
+    return Identifiability(null, bound, None, None, found.null_component)
 
 
 def parameter_bound(layer: Layer, spectrum: Spectrum, residual: float) -> float:
@@ -64,7 +87,8 @@ def parameter_bound(layer: Layer, spectrum: Spectrum, residual: float) -> float:
     else:
         sizes = {name: float(np.linalg.norm(leaf)) or 1.0 for name, leaf in layer.params.items()}
     widest = max(
-        float(np.max(array)) / sizes[name] for name, array in spectrum.deviations.arrays.items()
+        float(np.max(array)) / sizes.get(name, 1.0)
+        for name, array in spectrum.deviations.arrays.items()
     )
     return residual * widest if math.isfinite(widest) else math.inf
 

@@ -27,10 +27,11 @@ def surplus_heads(evidence: Evidence) -> Found | None:
     if not is_certified_exact(evidence) or asked is None or asked == found:
         return None
     dimension = _surplus_dimension(evidence)
+    heads = "1 head explains" if found == 1 else f"{found} heads explain"
     return (
         Outcome.NOT_IDENTIFIED,
-        f"{found} heads explain the examples exactly, so a family of layers with {asked} heads "
-        f"does too (dimension at least {dimension}): ask for n_heads={found}",
+        f"{heads} the examples exactly, so a family of layers with {asked} heads does too "
+        f"(dimension at least {dimension}): ask for n_heads={found}",
         {"heads_found": found, "heads_asked": asked, "dimension": dimension},
     )
 
@@ -42,9 +43,9 @@ def too_few_equations(evidence: Evidence) -> Found | None:
         return None
     return (
         Outcome.FITTED,
-        f"the inputs hold {evidence.equations:.2f} times as many independent equations as "
-        "unknowns (mirror images, near copies and repeated tokens ask nothing new): labels "
-        "that no layer made would be met as well",
+        f"the inputs give {evidence.equations:.2f} independent equations an unknown, less than "
+        f"{ENOUGH_EQUATIONS:g} (mirror images, near copies and repeated tokens add none): labels "
+        "that no layer made would be fitted as well; give more distinct inputs",
         {"equations_over_unknowns": evidence.equations},
     )
 
@@ -56,15 +57,16 @@ def central_symmetry(evidence: Evidence) -> Found | None:
         return None
     return (
         Outcome.NOT_IDENTIFIED,
-        "the tokens of every row are symmetric about their mean, as two tokens are, and "
-        "opposite attention mirrors it: other heads make the same outputs here",
+        "the tokens of every example lie symmetrically about their mean, as two tokens always do: "
+        "heads with Theta and W of opposite sign make the same outputs; give inputs that are not "
+        "symmetric",
         {},
     )
 
 
 @check("rank not certain")
 def rank_not_certain(evidence: Evidence) -> Found | None:
-    """The randomised rank test did not exclude open directions."""
+    """The randomised rank test did not exclude a null space, or had no time to."""
     certificate = _uncertified(evidence)
     if certificate is None or certificate.null_dimension is not None:
         return None
@@ -105,7 +107,7 @@ def rival_layer(evidence: Evidence) -> Found | None:
     return (
         Outcome.NOT_IDENTIFIED,
         "another start ended at a layer with other heads that explains all examples as exactly: "
-        "the inputs do not tell the two apart",
+        "the inputs do not tell the two apart; give more examples",
         {},
     )
 
@@ -140,9 +142,11 @@ def _is_resolved(certificate: Certificate) -> bool:
 def _family(evidence: Evidence, null: int) -> Found:
     surplus = _surplus_dimension(evidence)
     at_least = "at least " if surplus else ""
+    fewer = f", or ask for n_heads={evidence.layer.n_heads}" if surplus else ""
     return (
         Outcome.NOT_IDENTIFIED,
-        f"a family of layers of dimension {at_least}{null + surplus} fits the examples exactly",
+        f"a family of layers of dimension {at_least}{null + surplus} fits the examples exactly: "
+        f"give more examples, or inputs that vary more{fewer}",
         {"dimension": null + surplus},
     )
 

@@ -13,6 +13,7 @@ from mhalearn._runtime.validation import check_inputs
 from mhalearn.layer.attention import attend, forward, jvp, logits, stacked_heads, tangent, vjp
 from mhalearn.layer.batches import make_chunk
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer, by_matrices
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,15 @@ class JacobianCheck:
 
 
 @in_float64
-def check_jacobian(layer: AttentionLayer, X: ArrayLike, *, seed: int = 0) -> JacobianCheck:
+def check_jacobian(
+    layer: AttentionLayer | ProjectedLayer, X: ArrayLike, *, seed: int = 0
+) -> JacobianCheck:
     """Check the Jacobian in Theta along a random direction by its Taylor remainder.
 
     The remainder must fall as h^2 where rounding does not yet show. If it is at rounding for every
     h (a layer that does not depend on Theta there), the check holds trivially.
     """
+    layer = by_matrices(layer)
     tokens, lengths = check_inputs(X, layer.d)
     vector, bias = layer.key_vector is not None, layer.out_bias is not None
     chunk = make_chunk(tokens, lengths, key_vector=vector, out_bias=bias, causal=layer.causal)

@@ -23,6 +23,7 @@ from mhalearn.layer.dense import Dense, DenseHeads
 from mhalearn.layer.factored import Factored
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation, Params
+from mhalearn.run.watch import Watch
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 from mhalearn.solvers.variable_projection import DENSE_LIMIT
 
@@ -30,16 +31,23 @@ from mhalearn.solvers.variable_projection import DENSE_LIMIT
 _ENOUGH = 32.0
 # Doubles that a piece of the Jacobian and its intermediates may hold: 64 MiB.
 _WORKSPACE = 2**23
+# Pieces between two looks at the clock.
+_PIECES = 8
 
 
 @in_float64
 def measure_spectrum(
-    layer: Layer, examples: Examples, architecture: Architecture | None = None
+    layer: Layer,
+    examples: Examples,
+    architecture: Architecture | None = None,
+    *,
+    watch: Watch | None = None,
 ) -> Spectrum | None:
     """The spectrum of a layer's Jacobian on the given inputs; None where it is too large.
 
     architecture: the class of layers considered, that of the layer unless given. Heads of low rank
     are looked at by their factors, others as whole matrices with W eliminated.
+    watch: told what is done; OutOfTime where that ends it.
     Labels are not looked at. Cost: of whole matrices that of `decompose_dense`; otherwise as many
     forward passes as there are parameters, over at most 32 times the counting limit of examples,
     and their number cubed.
@@ -54,14 +62,14 @@ def measure_spectrum(
         problem = make_problem(part, kind)
         at = kind.from_layer(layer, problem.units)
         if not isinstance(kind, Factored) or kind.has_full_rank(at, layer, problem.units):
-            return _decompose_jointly(at, problem, examples.rows)
+            return _decompose_jointly(at, problem, examples.rows, watch)
     if not isinstance(layer, AttentionLayer):
         return None
     # Where nothing is open among all layers, nothing is among those of a rank.
     everything = kind.architecture.with_any_rank()
     if everything.heads * everything.query_dim * everything.d > DENSE_LIMIT:
         return None
-    return decompose_dense(layer, make_problem(examples, Dense(everything)))
+    return decompose_dense(layer, make_problem(examples, Dense(everything)), watch)
 
 
 def _limit(examples: Examples, kind: Parametrisation) -> float:
@@ -71,7 +79,7 @@ def _limit(examples: Examples, kind: Parametrisation) -> float:
     return kind.count() / (float(np.mean(examples.lengths)) * examples.out_dim)
 
 
-def _decompose_jointly(at: Params, problem: Problem, rows: int) -> Spectrum:
+def _decompose_jointly(at: Params, problem: Problem, rows: int, watch: Watch | None) -> Spectrum:
     """The spectrum of J^T J in all parameters, scaled to as many rows of examples.
 
     The gauge is in its null space wherever one looks, and the parametrisation's count says how much
@@ -79,8 +87,12 @@ def _decompose_jointly(at: Params, problem: Problem, rows: int) -> Spectrum:
     """
     kind, at = problem.parametrisation, jax.tree.map(jnp.asarray, at)
     size = kind.size()
-    gram = np.asarray(replicate(_gram(at, _cut(problem, size), kind)))
+    if watch is not None:
+        watch.begin(f"normal matrix of {size} parameters")
+    gram = _sum_gram(at, _cut(problem, size), kind, watch)
     gauge = size - kind.count()
+    if watch is not None:
+        watch.begin(f"eigenvalues and covariance of {size} parameters")
     with one_lapack_thread():
         root = 1 / np.sqrt(np.maximum(np.diag(gram), 1e-18 * max(float(np.trace(gram)), 1e-300)))
         values, basis = scipy.linalg.eigh(root[:, None] * gram * root)
@@ -116,17 +128,39 @@ def _cut(problem: Problem, size: int) -> Chunk:
     return cuts._replace(weight=jnp.where(counts, cuts.weight, 0.0))
 
 
-@partial(compiled, static_argnums=2)
-def _gram(at: Params, data: Chunk, kind: Parametrisation) -> Float[Array, "p p"]:
+def _sum_gram(at: Params, data: Chunk, kind: Parametrisation, watch: Watch | None) -> Float64:
+    """J^T J, piece by piece, so that it can be ended in between."""
+    of = data.tokens.shape[0]
+    size = kind.size()
+    gram = jnp.zeros((size, size))
+    for done in range(0, of, _PIECES):
+        gram = _add_gram(gram, at, data, done, min(done + _PIECES, of), kind)
+        if watch is not None and of > _PIECES:
+            gram.block_until_ready()  # or the clock would not see the work
+            watch(min(done + _PIECES, of), of)
+    return np.asarray(replicate(gram))
+
+
+@partial(compiled, static_argnums=5)
+def _add_gram(
+    gram: Float[Array, "p p"],
+    at: Params,
+    data: Chunk,
+    first: Array | int,
+    last: Array | int,
+    kind: Parametrisation,
+) -> Float[Array, "p p"]:
+    """Of the pieces from the first to the last."""
     flat, unflatten = ravel_pytree(at)
 
-    def add(gram: Array, chunk: Chunk) -> tuple[Array, None]:
+    def add(i: Array, gram: Array) -> Array:
+        chunk: Chunk = jax.tree.map(lambda leaf: leaf[i], data)
         there = kind.linearise(at, chunk)
         push = jax.vmap(lambda step: kind.jvp(at, there, chunk, unflatten(step)).ravel())
         rows = push(jnp.eye(flat.size))
-        return gram + rows @ rows.T, None
+        return gram + rows @ rows.T
 
-    return jax.lax.scan(add, jnp.zeros((flat.size, flat.size)), data)[0]
+    return jax.lax.fori_loop(first, last, add, gram)
 
 
 @partial(compiled, static_argnums=2)

@@ -87,7 +87,7 @@ def _add_dense(
     state = init_dense(np.concatenate([known, added], axis=1), problem)
     for step in range(_PROBE_STEPS):
         state = take_step(state, problem)
-        run.emit("one more head", step, float(np.nanmin(np.asarray(state.loss))))
+        run.emit("missing-head test", step, float(np.nanmin(np.asarray(state.loss))))
         if has_converged(state).all() or run.is_over():
             break
     found: AttentionLayer = best_layer(state, problem)
@@ -114,7 +114,7 @@ def _add_factored(
             alone.parametrisation.init(rng),
             alone,
             run,
-            stage="one more head",
+            stage="missing-head test",
             max_steps=_PROBE_STEPS,
         )
         for _ in range(_FACTORED_STARTS)

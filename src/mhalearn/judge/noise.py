@@ -9,6 +9,7 @@ is the right one.
 """
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 from scipy.stats import norm
@@ -21,6 +22,7 @@ from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.spectrum import Parameters
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
+from mhalearn.run.watch import OutOfTime, Watch
 
 
 def estimate_noise(residuals: Residuals, scalars: int, unknowns: int) -> float:
@@ -50,18 +52,22 @@ def refitted(
     residuals: Residuals | None = None,
     working_set: Examples | None = None,
     cause: str = "Noise",
+    watch: Watch | None = None,
 ) -> Certificate:
     """The certificate of a layer that was fitted to all examples after it was certified.
 
     residuals: of the layer on the examples, where they are known. working_set: random ones of them,
     in memory, whose inputs stand for all. cause: of the errors, "Noise" or "Rounding".
+    watch: told of progress; where time is up there are no intervals.
 
     The noise and the intervals, both to first order, are those of that fit. No example is left to
     vouch for fresh inputs, so the tail is given up.
     """
     inputs = examples if working_set is None else working_set
     residuals = residuals or measure_residuals(layer, examples)
-    spectrum = measure_spectrum(layer, inputs, architecture)
+    spectrum = None
+    with suppress(OutOfTime):
+        spectrum = measure_spectrum(layer, inputs, architecture, watch=watch)
     null = 0 if spectrum is None else spectrum.null_dimension
     determined = architecture.with_heads(layer.n_heads).count() - null
     noise = estimate_noise(residuals, examples.rows * layer.out_dim, determined)
@@ -77,9 +83,14 @@ def refitted(
         null_dimension=None if spectrum is None else spectrum.null_dimension,
         intervals=intervals,
         statement=(
-            f"{cause} of level {noise:.3g} is estimated from the residual, and with it, to first "
-            f"order, an interval of confidence {1 - certificate.delta:.10g} for each parameter. "
-            "The layer was fitted to all examples: nothing is promised about fresh inputs."
+            f"{cause} of level {noise:.3g} is estimated from the residual"
+            + (
+                f", and with it, to first order, an interval of confidence "
+                f"{1 - certificate.delta:.10g} for each parameter. "
+                if intervals is not None
+                else ". "
+            )
+            + "The layer was fitted to all examples: nothing is promised about fresh inputs."
         ),
         refitted=True,
     )

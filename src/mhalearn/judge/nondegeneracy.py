@@ -18,6 +18,7 @@ from mhalearn.data.inputs import sample_inputs
 from mhalearn.layer.attention import attend
 from mhalearn.layer.batches import make_chunk
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer, by_matrices
 
 # Rows whose patterns are looked at. Of layers so large that this would take more multiplications,
 # as many as take no more; but about so many that one of them is the least share asked for.
@@ -50,7 +51,9 @@ class NondegeneracyReport:
         return all(item.ok for item in self.items)
 
 
-def check_nondegeneracy(layer: AttentionLayer, *, k: int, seed: int = 0) -> NondegeneracyReport:
+def check_nondegeneracy(
+    layer: AttentionLayer | ProjectedLayer, *, k: int, seed: int = 0
+) -> NondegeneracyReport:
     """Every non-degeneracy condition of the paper, as a number with a threshold.
 
     The frequency of matched patterns is measured from the heads' own attention on random +-1
@@ -59,7 +62,7 @@ def check_nondegeneracy(layer: AttentionLayer, *, k: int, seed: int = 0) -> Nond
     if k < 2:
         raise ValueError(f"k={k}: attention needs at least two tokens")
     with one_lapack_thread():
-        return NondegeneracyReport(_measure(layer, k, seed))
+        return NondegeneracyReport(_measure(by_matrices(layer), k, seed))
 
 
 def _measure(layer: AttentionLayer, k: int, seed: int) -> tuple[Condition, ...]:

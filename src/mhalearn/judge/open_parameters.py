@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mhalearn._runtime.types import Float64
+from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.span_coordinates import SpanCoordinates
 
 
@@ -14,7 +15,7 @@ class OpenParameters:
     dimension: of the span; features: of a token. normals (features - dimension, features): an
     orthonormal basis of the directions that are not spanned. n_open: numbers of the layer that are
     open, of n_parameters; the layer returned has those of least norm. words: what they are, one
-    sentence a kind.
+    sentence a kind. coordinates: in which that was found.
     """
 
     dimension: int
@@ -23,6 +24,14 @@ class OpenParameters:
     n_open: int
     n_parameters: int
     words: tuple[str, ...]
+    coordinates: SpanCoordinates | None = None
+
+    def on_span(self, layer: AttentionLayer) -> AttentionLayer:
+        """The same function on the span, with the open numbers of least norm; the layer itself
+        where the coordinates are not known."""
+        if self.coordinates is None:
+            return layer
+        return self.coordinates.lift(self.coordinates.restrict(layer))
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON; the basis, which may be large, stays with the object."""
@@ -43,13 +52,13 @@ class OpenParameters:
     def say_recovered(self, reason: str) -> str:
         """The reason of a layer that is recovered there."""
         return (
-            f"recovered on {self._describe()}; {self.n_open} of {self.n_parameters} numbers that "
-            f"no such input can show are set to least norm: {reason}"
+            f"recovered on {self._describe()}; {self.n_open} of {self.n_parameters} parameters are "
+            f"not determined by such inputs, and set to least norm: {reason}"
         )
 
     def say_considered(self, reason: str) -> str:
         """Any other reason."""
-        return f"{reason} (considered on {self._describe()})"
+        return f"{reason} (on {self._describe()})"
 
     def _describe(self) -> str:
         return f"the affine span of the tokens: {self.dimension} of {self.features} dimensions"
@@ -68,6 +77,7 @@ def describe_open(coordinates: SpanCoordinates, n_heads: int) -> OpenParameters 
         n_open=coordinates.count_open(n_heads),
         n_parameters=given.count(),
         words=tuple(_words(coordinates, n_heads)),
+        coordinates=coordinates,
     )
 
 

@@ -32,9 +32,9 @@ def causal_mask(evidence: Evidence) -> Found | None:
         return None
     return (
         Outcome.STUCK,
-        f"the first row is a linear function of its own token (it leaves {first.first:.1g} of the "
-        f"labels, other rows at least {first.others:.1g}): labels of a causal mask; learn with "
-        "causal=True",
+        f"the first output row is a linear function of the first token (regression leaves "
+        f"{first.first:.1g} of it, and at least {first.others:.1g} of other rows), as under a "
+        "causal mask: learn with causal=True",
         {"first_row": first.first, "other_rows": first.others},
     )
 
@@ -51,7 +51,8 @@ def no_causal_mask(evidence: Evidence) -> Found | None:
         return None
     return (
         Outcome.STUCK,
-        "the first row depends on later tokens, which a causal mask hides: learn with causal=False",
+        "the first output row depends on later tokens, which a causal mask hides: learn with "
+        "causal=False",
         {"first_row": first.first},
     )
 
@@ -70,9 +71,8 @@ def order_of_tokens(evidence: Evidence) -> Found | None:
         return None
     return (
         Outcome.STUCK,
-        f"asked about the same tokens in another order, the box answers otherwise (by "
-        f"{answers.reordered:.2g} of its answers): it knows positions, or has a mask; a layer "
-        "without them explains it only in part",
+        f"permuting the tokens changes what the box answers (by {answers.reordered:.2g} of its "
+        "answers): it has positions or a mask, which a layer without them explains only in part",
         {"reordered": answers.reordered, "asked": answers.asked},
     )
 
@@ -90,16 +90,17 @@ def positions(evidence: Evidence) -> Found | None:
     if uneven is not None and not evidence.architecture.causal and not evidence.departures:
         return (
             structured_outcome(evidence),
-            f"{describe_error(evidence)}, and it is {uneven:.1f} times as large at some positions "
-            "as on average: labels, or their errors, depend on positions, or there is a mask",
+            f"{describe_error(evidence)}, and the residual is {uneven:.1f} times as large at some "
+            "positions as on average: labels, or their errors, depend on positions, or there is a "
+            "mask",
             {"by_position": uneven},
         )
     if not found or not (_is_everywhere(evidence, found[0]) or explains_most(evidence, share)):
         return None
     return (
         structured_outcome(evidence),
-        f"{describe_error(evidence)}, of which the {found[0].alternative.name} of tokens explains "
-        f"{share:.0%}: {found[0].alternative.suggests}",
+        f"{describe_error(evidence)}, {share:.0%} of which goes with the "
+        f"{found[0].alternative.name} of tokens: {found[0].alternative.suggests}",
         {"share": share},
     )
 

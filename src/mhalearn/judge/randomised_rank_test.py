@@ -9,7 +9,7 @@ nothing is open. The freedom of factors, which changes no head, does no harm.
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,8 @@ from mhalearn.layer.factored import Factored, Factors
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.layer.units import Units
-from mhalearn.solvers.cg import CGResult, conjugate_gradients
+from mhalearn.run.watch import Watch
+from mhalearn.solvers.cg import CGResult, CGState, advance_cg, is_going, start_cg, to_result
 from mhalearn.solvers.normal_equations import curvature
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
@@ -43,9 +44,11 @@ from mhalearn.solvers.scaled_problem import Problem, make_problem
 # a thousandth, and less than this with probability 1e-5.
 NULL_TOLERANCE = 1e-8
 # Times the counting limit of examples that are looked at; and where they say too little, at most.
-_ENOUGH, _MOST = 8.0, 32.0
+_ENOUGH, _MOST = 16.0, 32.0
 # Conjugate gradients in single precision, repeated on what they leave.
 _TOLERANCE, _CG_STEPS, _ROUNDS = 1e-4, 500, 8
+# Steps between two looks at the clock; each look costs a forward pass.
+_BETWEEN_LOOKS = 25
 # The smallest singular value may be this much smaller than what was found.
 _MARGIN = 2.0
 
@@ -65,15 +68,21 @@ class RankTest:
 
 @in_float64
 def run_rank_test(
-    layer: AttentionLayer, examples: Examples, architecture: Architecture, seed: int = 0
+    layer: AttentionLayer,
+    examples: Examples,
+    architecture: Architecture,
+    seed: int = 0,
+    *,
+    watch: Watch | None = None,
 ) -> RankTest:
-    """Ask about one random direction. Cost: some hundred forward passes over 8 times the counting
+    """Ask about one random direction. Cost: some hundred forward passes over 16 times the counting
     limit of examples. Memory: a few copies of those.
 
     Only layers of the architecture's rank are considered where the heads have no less than that
     rank; of all others every layer. At a matrix of less rank than h, those of rank h lie in all
     directions of low rank, and a linear space that holds these holds all: so it takes examples
     enough for matrices of any rank, some twice their counting limit, to exclude another layer.
+    watch: told how far it is; OutOfTime where that ends it.
     Features are in units of their own size (`feature_units`), and the amplification in common ones.
     Trust: a direction that is open is missed with probability 1e-5; the smallest singular value,
     from the Lanczos matrix of the conjugate gradients, is met from above, hence a margin of two.
@@ -95,9 +104,10 @@ def run_rank_test(
     changes = partial(_measure_changes, at)
     whole = changes(unflatten(u))
     left, null_component, weakest, asked_more = u, 1.0, np.inf, False
-    for _ in range(_ROUNDS):
-        data, devices = question.problem.data, question.problem.devices
-        found = replicate(_answer(at, data, left, kind, devices))
+    for round_ in range(_ROUNDS):
+        if watch is not None:
+            watch.begin(f"randomised rank test, {question.count} examples, solve {round_ + 1}")
+        found = _answer(question, left, watch)
         left = left - found.solution
         weakest = min(weakest, _smallest_eigenvalue(found))
         # Where no change of the factors moves a matrix that is zero, nothing is known of it.
@@ -159,23 +169,53 @@ class _Asked:
         return make_problem(self.examples.subset(np.sort(self.order[:count])), kind), count
 
 
-@partial(compiled, static_argnums=(3, 4))
-def _answer(at: Any, data: Chunk, left: Array, kind: Parametrisation, devices: int) -> CGResult:
+def _answer(question: _Question, left: Array, watch: Watch | None) -> CGResult:
     """A step whose effect is about that of `left`, and the coefficients of its search."""
+    problem, at = question.problem, question.params
+    kind, data, devices = problem.parametrisation, problem.data, problem.devices
+    search = _begin(at, data, left, kind, devices)
+    for step in range(0, _CG_STEPS, _BETWEEN_LOOKS):
+        if watch is not None:
+            watch(step, _CG_STEPS)
+        search = _go_on(at, data, search, step + _BETWEEN_LOOKS, kind, devices)
+        if not replicate(search.is_going):
+            break
+    search = replicate(search)
+    found = to_result(search.state, search.target)
+    return found._replace(solution=search.size * found.solution.astype(left.dtype))
+
+
+class _Search(NamedTuple):
+    """Conjugate gradients for a right side of this norm, until a squared residual of `target`."""
+
+    state: CGState
+    target: Array
+    size: Array
+    is_going: Array
+
+
+@partial(compiled, static_argnums=(3, 4))
+def _begin(at: Any, data: Chunk, left: Array, kind: Parametrisation, devices: int) -> _Search:
     right = curvature(kind, at, data, devices)(left)
     size = jnp.linalg.norm(right)
+    dtype = jnp.float32 if isinstance(kind, Factored) else right.dtype
+    right = (right / jnp.where(size > 0, size, 1.0)).astype(dtype)
+    state = start_cg(lambda v: v, right, _CG_STEPS)
+    target = jnp.asarray(_TOLERANCE, dtype) ** 2 * jnp.vdot(right, right)
+    return _Search(state, target, size, is_going(state, target))
+
+
+@partial(compiled, static_argnums=(4, 5))
+def _go_on(
+    at: Any, data: Chunk, search: _Search, until: Array | int, kind: Parametrisation, devices: int
+) -> _Search:
+    """To step `until`, of factors in single precision."""
     if isinstance(kind, Factored):
         at, data = in_single(at), in_single(data)
-    dtype = jax.tree.leaves(at)[0].dtype
     with jax.default_matmul_precision("highest"):
-        found = conjugate_gradients(
-            curvature(kind, at, data, devices),
-            lambda v: v,
-            (right / jnp.where(size > 0, size, 1.0)).astype(dtype),
-            jnp.asarray(_TOLERANCE, dtype),
-            _CG_STEPS,
-        )
-    return found._replace(solution=size * found.solution.astype(left.dtype))
+        product = curvature(kind, at, data, devices)
+        state = advance_cg(product, lambda v: v, search.state, search.target, until)
+    return search._replace(state=state, is_going=is_going(state, search.target))
 
 
 def _smallest_eigenvalue(found: CGResult) -> float:

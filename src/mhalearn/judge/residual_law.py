@@ -39,7 +39,7 @@ class ResidualLaw(NamedTuple):
         return self.heavy_tails is None and self.by_position is None and not self.by_size
 
     def describe(self) -> str:
-        """What it is, in words that follow "what is left"."""
+        """What it is, in words that follow "the residual"."""
         told = []
         if self.by_position is not None:
             told.append(f"is {self.by_position:.1f} times as large at some positions as on average")

@@ -14,6 +14,7 @@ from mhalearn.data.label_precision import Precision, label_precision
 from mhalearn.layer.base import Layer
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.parametrisation import Parametrisation, Params
+from mhalearn.run.watch import Watch
 
 # How much further from exact a single output column and the median example may be.
 _PARTS = 10
@@ -52,17 +53,22 @@ class Residuals:
 
 
 def measure_residuals(
-    layer: Layer, examples: Examples, precision: Precision | None = None
+    layer: Layer,
+    examples: Examples,
+    precision: Precision | None = None,
+    *,
+    watch: Watch | None = None,
 ) -> Residuals:
     """Walk over the examples in chunks; memory of one chunk.
 
     precision: of the labels, where it is known already; without, a pass over the labels finds it.
+    watch: told how far the walk is; OutOfTime where that ends it.
     """
     wrong: list[Float64] = []
     energy: list[Float64] = []
     own: list[Float64] = []
     of_rows: list[Float64] = []
-    rows, columns, steps = 0, np.zeros((3, examples.out_dim)), 0.0
+    rows, seen, columns, steps = 0, 0, np.zeros((3, examples.out_dim)), 0.0
     precision = precision or label_precision(examples)
     for x, y, lengths in examples.chunks(1024):
         inside = np.arange(examples.k) < lengths[:, None]
@@ -73,6 +79,9 @@ def measure_residuals(
                 sums.append(found[:count])
             columns += of_columns
         rows += int(lengths.sum())
+        seen += len(x)
+        if watch is not None:
+            watch(seen, examples.n)
     squared, labels, terms_of = np.concatenate(wrong), np.concatenate(energy), np.concatenate(own)
     # Where labels vanish, the error stands for itself.
     relative = np.sqrt(squared / np.where(labels > 0, labels, 1.0))

@@ -43,16 +43,16 @@ class RoundingTest(NamedTuple):
 
     def describe(self, residuals: Residuals) -> str:
         """Why it was not passed."""
-        told = f"the relative residual {self.residual:.2g} is more than the rounding of labels"
+        told = f"the relative residual {self.residual:.2g} is more than rounding of the labels"
         if self.departure is None:
             return (
-                f"{told}, and more than computing in {residuals.precision} leaves "
-                f"({self.expected:.2g}); what it is no test says"
+                f"{told}, and more than evaluating the layer in {residuals.precision} leaves "
+                f"({self.expected:.2g}): its cause is not known"
             )
         units = np.sqrt(self.departure.share) * self.residual / residuals.unit
         return (
-            f"{told}: {units:.1f} units in the last place depend on the inputs; "
-            f"{self.departure.alternative.suggests}, or something like it"
+            f"{told}, and {units:.1f} ulp (units in the last place) of it depend on the inputs: "
+            f"{self.departure.alternative.suggests}, or something similar"
         )
 
 

@@ -13,15 +13,15 @@ def too_few_examples(evidence: Evidence) -> Found | None:
         return None
     return (
         Outcome.TOO_FEW_EXAMPLES,
-        f"the examples say as much as {information.examples:.3g} distinct ones; the "
-        f"counting limit of this layer is {limit:.1f}",
+        f"the examples count as {information.examples:.3g} independent ones, below the counting "
+        f"limit of {limit:.1f} for this architecture: give more distinct examples",
         {"examples": information.examples, "counting_limit": limit},
     )
 
 
 @check("time limit")
 def time_limit(evidence: Evidence) -> Found | None:
-    """The clock stopped the search, or what came after it."""
+    """The clock stopped the search, or the certificate of what it found."""
     if evidence.candidate.outcome is Outcome.TIME_LIMIT or evidence.time_is_up:
         return _unless_certified(evidence, Outcome.TIME_LIMIT)
     return None
@@ -50,7 +50,10 @@ def not_polished(evidence: Evidence) -> Found | None:
     if evidence.polished or evidence.is_certified:
         return None
     error = evidence.run.best_loss
-    sentence = f"relative squared error {error:.1e} before polish"
+    sentence = (
+        f"relative squared error {error:.1e} before polish, which was left out: short of a minimum "
+        "the residual says nothing of noise or missing heads"
+    )
     return Outcome.FITTED, sentence, {"relative_squared_error": error}
 
 
@@ -62,8 +65,8 @@ def nothing_to_certify_with(evidence: Evidence) -> Found | None:
     error = evidence.train_residuals.root_relative**2
     return (
         Outcome.FITTED,
-        f"relative training error {error:.2g}, and no example could be spared to certify with: "
-        "give more examples",
+        f"relative squared error {error:.2g} on the training examples, and no example could be "
+        "spared to certify with: give more examples",
         {"relative_training_error": error},
     )
 
@@ -73,4 +76,7 @@ def _unless_certified(evidence: Evidence, outcome: Outcome) -> Found | None:
     if evidence.is_certified:
         return None
     reason = evidence.candidate.reason or outcome.explanation
+    certificate = evidence.certificate
+    if outcome is Outcome.TIME_LIMIT and certificate is not None and certificate.is_unfinished:
+        reason = certificate.reason
     return outcome, f"{reason}{evidence.residual_path_hint}", {}

@@ -7,6 +7,7 @@ must be resolved, in the user's features.
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from mhalearn.judge.verdict import Verdict
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.span_coordinates import SpanCoordinates
 from mhalearn.run.outcome import Outcome
+from mhalearn.run.watch import OutOfTime, Watch
 
 
 class Lifted(NamedTuple):
@@ -53,16 +55,17 @@ class Fit:
     precision: Precision
 
 
-def lift_fit(fit: Fit, coordinates: SpanCoordinates) -> Lifted:
+def lift_fit(fit: Fit, coordinates: SpanCoordinates, watch: Watch | None = None) -> Lifted:
     """The fit in the user's features, with an outcome that holds there.
 
+    watch: told of progress; where time is up there is no spectrum, as where it is too large.
     Cost: a pass over the examples that certify and, where there are intervals or the features are
     spanned, a spectrum.
     """
     layer = coordinates.lift(fit.layer)
     verdict, certificate = fit.verdict, fit.certificate
     opened = describe_open(coordinates, layer.n_heads)
-    spectrum = _spectrum(fit, layer, coordinates)
+    spectrum = _spectrum(fit, layer, coordinates, watch)
     if certificate is not None:
         certificate = replace(certificate, intervals=_intervals(certificate, spectrum))
     if verdict.outcome is Outcome.RECOVERED:
@@ -103,13 +106,18 @@ def _first(verdict: Verdict, outcome: Outcome, sentence: str) -> Verdict:
     return Verdict((first, *verdict.findings[1:]))
 
 
-def _spectrum(fit: Fit, layer: AttentionLayer, coordinates: SpanCoordinates) -> Spectrum | None:
+def _spectrum(
+    fit: Fit, layer: AttentionLayer, coordinates: SpanCoordinates, watch: Watch | None
+) -> Spectrum | None:
     """Of the layer's Jacobian in the user's features, where something is to be read off it."""
     wanted = fit.certificate is not None and fit.certificate.intervals is not None
     if not (wanted or (fit.verdict.outcome is Outcome.RECOVERED and not coordinates.leaves_open)):
         return None
     inputs = fit.train if fit.certificate is None or not fit.certificate.refitted else fit.fitted
-    return measure_spectrum(layer, inputs, coordinates.given.with_heads(layer.n_heads))
+    given = coordinates.given.with_heads(layer.n_heads)
+    with suppress(OutOfTime):
+        return measure_spectrum(layer, inputs, given, watch=watch)
+    return None
 
 
 def _intervals(certificate: Certificate, spectrum: Spectrum | None) -> Parameters | None:
@@ -128,9 +136,9 @@ def _objection(
     if not looked.exact:
         return (
             Outcome.FITTED,
-            f"exact in coordinates of the tokens' span, but off by {looked.root_relative:.2g} "
-            "once written for the features as they are: tokens spread so unevenly that double "
-            "precision does not hold both",
+            f"the fit is exact in whitened coordinates of the tokens' span, but has a relative "
+            f"residual of {looked.root_relative:.2g} in the features as they are: their covariance "
+            "is too ill-conditioned for double precision; rescale or whiten the features",
         )
     if coordinates.leaves_open:
         return None
@@ -139,9 +147,10 @@ def _objection(
         return None
     return (
         Outcome.NOT_IDENTIFIED,
-        f"the residual is at the precision of the {looked.precision} labels, but tokens spread so "
-        f"little in some direction that it leaves a parameter room to be off by {bound:.2g} times "
-        "the size of a head",
+        f"the relative residual {looked.root_relative:.2g} is at the precision of the "
+        f"{looked.precision} labels, but tokens vary so little in some direction that a parameter "
+        f"is left uncertain by {bound:.2g} times the norm of a head (at most {RESOLVED:g} counts "
+        "as determined)",
     )
 
 

@@ -43,9 +43,9 @@ def hopeless(evidence: Evidence) -> Found | None:
     error = certify.root_relative**2
     return (
         Outcome.STUCK,
-        f"the best layer leaves {error:.0%} of the label energy of held-out examples: "
-        "more heads, more examples, a layer that the search did not find, or labels that no "
-        f"attention layer makes{hint_at_mask(evidence)}{evidence.residual_path_hint}",
+        f"the best layer leaves {error:.0%} of the squared labels of held-out examples: it takes "
+        "more heads or more examples, the search missed the layer, or no attention layer makes "
+        f"these labels{hint_at_mask(evidence)}{evidence.residual_path_hint}",
         {"relative_squared_error": error},
     )
 
@@ -58,9 +58,12 @@ def no_test_for_a_head(evidence: Evidence) -> Found | None:
         return None
     if fit is Fit.EXACT:
         error = _more_than_rounding(evidence)
-        sentence = f"{error}, and the examples are too few to exclude a missing head"
+        sentence = f"{error}, and the examples are too few to exclude a missing head: give more"
     else:
-        sentence = f"{describe_error(evidence)}; too few examples to tell noise from a missing head"
+        sentence = (
+            f"{describe_error(evidence)}; the examples are too few to tell noise from a missing "
+            "head: give more"
+        )
     return Outcome.FITTED, sentence, {}
 
 
@@ -76,20 +79,25 @@ def missing_head(evidence: Evidence) -> Found | None:
         sentence = f"{error}, and one more head explains {gain:.0%} of its square"
     else:
         sentence = (
-            f"{describe_error(evidence)}, of which one more head explains {gain:.0%}: "
-            f"more heads than asked for, or a start that missed one{evidence.residual_path_hint}"
+            f"{describe_error(evidence)}, of which one more head explains {gain:.0%}: the layer "
+            f"has more heads, or the search missed one{evidence.residual_path_hint}"
         )
     return structured_outcome(evidence), sentence, {"gain": gain}
 
 
 @check("no time for tests", expensive=True)
 def no_time_for_tests(evidence: Evidence) -> Found | None:
-    """Time was up before a residual above rounding was looked at."""
-    if _fit_to_test(evidence) is not Fit.EXACT or not evidence.run.is_over():
+    """Time was up before all tests were made that a conclusion rests on."""
+    if not evidence.unfinished or evidence.certify_residuals is None:
         return None
-    error = _more_than_rounding(evidence)
-    sentence = f"{error}, and the time limit came before a missing head was excluded"
-    return Outcome.FITTED, sentence, {}
+    exact = classify_fit(evidence) is Fit.EXACT
+    error = evidence.certify_residuals.root_relative**2
+    sentence = (
+        f"{describe_error(evidence)}; the time limit came before these tests were made: "
+        f"{', '.join(evidence.unfinished)}; raise max_seconds"
+    )
+    outcome = Outcome.FITTED if exact else Outcome.TIME_LIMIT
+    return outcome, sentence, {"relative_squared_error": error}
 
 
 @check("not converged", expensive=True)
@@ -99,8 +107,8 @@ def not_converged(evidence: Evidence) -> Found | None:
         return None
     return (
         structured_outcome(evidence),
-        f"{describe_error(evidence)} where the descent was ended: it had not come to rest, so that "
-        f"what is left says nothing of its cause{evidence.residual_path_hint}",
+        f"{describe_error(evidence)} where the descent stopped, short of a minimum: the residual "
+        f"there says nothing of its cause{evidence.residual_path_hint}",
         {},
     )
 
@@ -127,8 +135,8 @@ def departure(evidence: Evidence) -> Found | None:
         passing += evidence.residual_advice
     return (
         structured_outcome(evidence),
-        f"{describe_error(evidence)}, of which {share:.0%} is explained otherwise: "
-        f"{alternative.suggests}{passing}",
+        f"{describe_error(evidence)}, {share:.0%} of which goes with "
+        f"{_FEATURES[alternative.name]}: {alternative.suggests}{passing}",
         {"share": share},
     )
 
@@ -175,9 +183,9 @@ def residual_dependence(evidence: Evidence) -> Found | None:
         by = f"{share:.0%} of it goes with {_FEATURES[departures[0].alternative.name]}"
     return (
         structured_outcome(evidence),
-        f"{describe_error(evidence)}, which depends on the inputs ({by}) and not like one more "
-        "head: more heads than that, a layer that the search did not find, or labels that no "
-        f"attention layer makes{hint_at_mask(evidence)}{evidence.residual_path_hint}",
+        f"{describe_error(evidence)}, and the residual depends on the inputs ({by}), not as one "
+        "more head would explain: several heads are missing, the search missed the layer, or no "
+        f"attention layer makes these labels{hint_at_mask(evidence)}{evidence.residual_path_hint}",
         {"deviations": excess, "share": share},
     )
 
@@ -223,8 +231,9 @@ def held_out_off(evidence: Evidence) -> Found | None:
         return None
     return (
         Outcome.FITTED,
-        f"the relative residual {certify.root_relative:.2g} of held-out examples is not what the "
-        f"rounding of labels leaves: it is {times:.1f} times what may be, on the whole or in rows",
+        f"the relative residual {certify.root_relative:.2g} of held-out examples is not rounding "
+        f"of the labels: on the whole or in single rows it is {times:.1f} times the most that "
+        "rounding explains",
         {"times": float(times)},
     )
 
@@ -252,10 +261,10 @@ def overfitted(evidence: Evidence) -> Found | None:
     correlation = evidence.residual_correlation
     return (
         structured_outcome(evidence),
-        f"{describe_error(evidence)}, by size {times:.1f} times the noise that the examples to fit "
-        f"show, and what is left of those is correlated between outputs {correlation:.1f} times as "
-        "much as noise: a layer that the search did not find, or labels that no attention layer "
-        "makes",
+        f"{describe_error(evidence)}: in root mean square {times:.1f} times the noise that the "
+        f"training examples show, whose residual is correlated between outputs {correlation:.1f} "
+        "times as much as noise; the search missed the layer, or no attention layer makes these "
+        "labels",
         {"times_noise": times, "correlation": correlation},
     )
 
@@ -275,7 +284,7 @@ def rounding(evidence: Evidence) -> Found | None:
         return None
     return (
         Outcome.FITTED,
-        f"{describe_error(evidence)}: what rounding leaves of labels {labels.describe()}",
+        f"{describe_error(evidence)}: as much as rounding leaves of labels {labels.describe()}",
         {"relative_squared_error": certify.root_relative**2},
     )
 
@@ -290,13 +299,15 @@ def noise(evidence: Evidence) -> Found | None:
         return None
     if evidence.scalars_left_over < _ENOUGH_LEFT:
         return None
-    sentence = f"{describe_error(evidence)}; the rest looks like noise to every test"
+    sentence = (
+        f"{describe_error(evidence)}; the residual looks like independent noise to every test"
+    )
     return Outcome.FITTED, sentence, {"relative_squared_error": certify.root_relative**2}
 
 
 @check("not explained", expensive=True)
 def not_explained(evidence: Evidence) -> Found | None:
-    """Something is left that no test explains, and that is not like noise of one size."""
+    """The residual has a cause that no test identifies, and is not like noise of one size."""
     certify = evidence.certify_residuals
     if classify_fit(evidence) is not Fit.PARTIAL or certify is None:
         return None
@@ -305,15 +316,17 @@ def not_explained(evidence: Evidence) -> Found | None:
     if _is_deterministic(evidence):
         assert evidence.answers is not None
         same = "the same" if evidence.answers.twice == 0 else "nearly the same"
-        why = f"asked twice the box answers {same}, so it is not noise: a layer that the search "
-        why += "did not find, or labels that no attention layer makes"
+        why = (
+            f"asked twice the box answers {same}, so the residual is not noise: the search missed "
+        )
+        why += "the layer, or no attention layer makes these labels"
     elif evidence.scalars_left_over < _ENOUGH_LEFT:
         why = "the examples, of which those with nearly equal inputs count as one, are too few to "
-        why += "tell what is left"
+        why += "test the residual: give more distinct examples"
     else:
-        why = f"what is left {evidence.residual_law.describe()}, and no test explains it: errors "
-        why += "that vary in size, a few wrong labels, a layer that the search did not find, or no "
-        why += "layer at all"
+        why = f"the residual {evidence.residual_law.describe()}, and its cause is not known: label "
+        why += "errors of varying size, a few wrong labels, a layer that the search missed, or no "
+        why += "attention layer at all"
     return (
         Outcome.FITTED if low else Outcome.STUCK,
         f"{describe_error(evidence)}; {why}{evidence.residual_path_hint}",
@@ -329,17 +342,19 @@ def recovered(evidence: Evidence) -> Found | None:
         return None
     reason = certificate.reason
     if is_symmetric(evidence):
-        reason += "; as a function: with two tokens other heads can make the same one"
+        reason += "; this holds for the function: with two tokens other heads can make the same one"
     if train.precision == "float64":
         if train.root_relative > train.floor / ROUNDING_MARGIN:
-            reason += "; a head as small as that would not be seen"
+            reason += "; a head as small as that residual would go undetected"
     else:
         units = train.root_relative / train.unit
         if train.root_relative > _MORE * train.rounding:
-            reason += f"; what is left, {units:.1f} units in their last place, is no more than "
-            reason += f"computing in {train.precision} leaves"
+            reason += (
+                f"; on the training examples it is {units:.1f} ulp (units in the last place), "
+            )
+            reason += f"no more than evaluating the layer in {train.precision} leaves"
         reason += f"; a smooth deviation of {evidence.rounding_test.undetected:.1g} of the labels "
-        reason += "would not be seen"
+        reason += "would go undetected"
     return Outcome.RECOVERED, reason, {"train_residual": train.root_relative}
 
 
@@ -375,4 +390,4 @@ def _is_deterministic(evidence: Evidence) -> bool:
 
 def _more_than_rounding(evidence: Evidence) -> str:
     residual = evidence.train_residuals.root_relative
-    return f"the relative residual {residual:.2g} is more than the rounding of labels"
+    return f"the relative residual {residual:.2g} is more than rounding of the labels"

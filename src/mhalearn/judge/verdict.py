@@ -7,7 +7,9 @@ from mhalearn.judge.checks import CHECKS, OBJECTIONS
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Check, Finding
 from mhalearn.judge.noise import with_noise
+from mhalearn.judge.structure_checks import no_time_for_tests
 from mhalearn.run.outcome import Outcome
+from mhalearn.run.watch import OutOfTime
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ def judge(
     All cheap checks are asked, so that their findings can be told too. Expensive ones (a spectrum,
     a missing head, the dependence of residuals, all examples) are asked only while nothing is
     found, and so are the conclusions, noise and recovered, which rest on their silence. Objections
-    are asked where the first finding speaks for the layer, and overrule it.
+    are asked where the first finding speaks for the layer, and overrule it. A check whose evidence
+    could not be had before time was up is `unfinished`, and then no conclusion is drawn.
 
     RECOVERED needs the certificate, `train` as exact, and the head count asked for. What is not
     recovered is told apart by what is left over: nothing, noise, or something one more head would
@@ -53,6 +56,8 @@ def judge(
     assert found, "the checks leave a case open"
     if found[0].outcome in (Outcome.RECOVERED, Outcome.FITTED):
         objected = [finding for check in objections for finding in _asked(check, evidence)]
+        if any(check.name in evidence.unfinished for check in objections):
+            objected += _asked(no_time_for_tests, evidence)
         found = objected + found
     return Verdict(tuple(found))
 
@@ -76,5 +81,9 @@ def agree(evidence: Evidence, verdict: Verdict) -> Certificate | None:
 
 
 def _asked(check: Check, evidence: Evidence) -> list[Finding]:
-    finding = check(evidence)
+    try:
+        finding = check(evidence)
+    except OutOfTime:
+        evidence.unfinished.append(check.name)
+        return []
     return [] if finding is None else [finding]

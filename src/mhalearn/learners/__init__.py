@@ -10,6 +10,7 @@ from mhalearn.learners.options import (
     NewtonOptions,
     Round,
 )
+from mhalearn.learners.own_optimiser import OwnOptimiser, OwnOptions
 from mhalearn.learners.protocol import Learner
 from mhalearn.learners.registry import find_learner, list_learners, register, unregister
 
@@ -26,6 +27,8 @@ __all__ = [
     "LinearOptions",
     "Newton",
     "NewtonOptions",
+    "OwnOptimiser",
+    "OwnOptions",
     "Round",
     "find_learner",
     "list_learners",

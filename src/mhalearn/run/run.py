@@ -13,6 +13,9 @@ from mhalearn.run.clock import Clock
 from mhalearn.run.events import Event, Listener
 from mhalearn.run.outcome import Candidate, Outcome
 
+# What the judge may take beyond the time limit: this share of it, and so many seconds at least.
+_OVERRUN, _LEAST_OVERRUN = 0.1, 5.0
+
 
 class Run:
     """One run of a learner. `on_event` sees every event as it happens.
@@ -49,6 +52,13 @@ class Run:
         over = self.clock.is_over()
         if over:
             self.checkpoint.close()
+        return over
+
+    def begin_judging(self) -> bool:
+        """Whether the search has used up its time. The judge then has a tenth of the limit more, so
+        that what was found in time can still be certified; what follows ends by that clock."""
+        over = self.is_over()
+        self.clock.extend(_OVERRUN, _LEAST_OVERRUN)
         return over
 
     def follow(self, checkpoint: Checkpoint) -> None:

@@ -40,7 +40,8 @@ class Rows(NamedTuple):
 def make_rows(data: Any) -> Rows:
     """The rows of a data set of the form of `layer.batches.Chunk`; what only pads is left out."""
     tokens, queries, labels, constant, weight, allowed = (
-        np.concatenate(list(np.asarray(leaf))) for leaf in data
+        np.concatenate(list(np.asarray(leaf)))
+        for leaf in data[:6]  # heads without positions
     )
     real = weight.any(axis=1)
     flat = weight[real].reshape(-1, 1)

@@ -179,7 +179,7 @@ def make_problem(examples: Examples, parametrisation: Parametrisation) -> Proble
         return problem
     # Batches are drawn from each device's examples: it should have as many as the others.
     place = partial(_spread, turns=1 if dense else here) if over > 1 else jnp.asarray
-    return replace(problem, data=Chunk(*map(place, data)))
+    return replace(problem, data=jax.tree.map(place, data))
 
 
 def _sums(

@@ -62,9 +62,22 @@ def reduced_normal_matrix(
     Cost: O(n k (q m d)(m d)(q + e)) time for the sums and O((q m d)^2 p e) for the elimination;
     memory O((q m d)^2) beside a chunk.
     """
+    square, cross = normal_moments(theta, fit.w, data)
+    chol = jnp.linalg.cholesky(fit.gram)
+    by_design = cross.transpose(2, 0, 1, 3)
+    half = jax.scipy.linalg.solve_triangular(chol, by_design.reshape(len(chol), -1), lower=True)
+    coupling = half.reshape(by_design.shape).transpose(1, 2, 0, 3)
+    flat = coupling.reshape(len(square), -1)
+    return ReducedNormal(square - flat @ flat.T, coupling, chol)
+
+
+def normal_moments(
+    theta: Float[Array, "m q d"], w: Float[Array, "p e"], data: Chunk
+) -> tuple[Float[Array, "qmd qmd"], Float[Array, "q md p e"]]:
+    """J^T J and J^T V, before anything is eliminated. Cost: O(n k (q m d)(m d)(q + e))."""
     m, q, d = theta.shape
-    md, width = m * d, fit.gram.shape[0]
-    heads = stacked_heads(fit.w, m, d)
+    md, width = m * d, len(w)
+    heads = stacked_heads(w, m, d)
 
     def moments(chunk: Chunk) -> tuple[Array, Array]:
         pattern = attend(theta, chunk)
@@ -78,13 +91,8 @@ def reduced_normal_matrix(
         return outer.T @ kernel.reshape(rows, md * md), mixed.T @ keys.reshape(rows, -1)
 
     square, cross = sum_over_chunks(moments, data)
-    chol = jnp.linalg.cholesky(fit.gram)
-    cross = cross.reshape(q, width, md, -1).transpose(1, 0, 2, 3)
-    half = jax.scipy.linalg.solve_triangular(chol, cross.reshape(width, -1), lower=True)
-    coupling = half.reshape(cross.shape).transpose(1, 2, 0, 3)
-    flat = coupling.reshape(q * md, -1)
     full = square.reshape(q, q, md, md).transpose(0, 2, 1, 3).reshape(q * md, q * md)
-    return ReducedNormal(full - flat @ flat.T, coupling, chol)
+    return full, cross.reshape(q, width, md, -1).transpose(0, 2, 1, 3)
 
 
 class Preconditioner(NamedTuple):

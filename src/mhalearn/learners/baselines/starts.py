@@ -81,7 +81,13 @@ def best_of_starts(
         end = run.checkpoint.once(f"start {start + 1}", work, needs)
         candidate = ScoredLayer(from_arrays(end), end["error"])
         run.keep(candidate.layer, end["loss"])
-        run.emit("select", start, end["loss"], f"start {start + 1}", held_out_error=candidate.error)
+        run.emit(
+            "model selection",
+            start,
+            end["loss"],
+            f"start {start + 1}",
+            held_out_error=candidate.error,
+        )
         finite = finite or end["finite"]
         if best is None or candidate.error < best.error:
             best = candidate

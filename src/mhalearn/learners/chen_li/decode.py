@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.programs import in_float64, in_single
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.layer.attention import fit_projections, residual, stacked_heads
 from mhalearn.layer.batches import Chunk, join_chunks, sum_over_chunks
@@ -159,18 +159,22 @@ def _regress(
     theta: Float[Array, "m d d"], patterns: _Patterns, data: Chunk, reweightings: int, products: int
 ) -> Float[Array, "m d d"]:
     """Weighted least squares of the log-odds, by conjugate gradients from the current matrices;
-    rows that disagree weigh less each time. The Gram matrix is not formed."""
+    rows that disagree weigh less each time. The Gram matrix is not formed.
+
+    Products are in single precision, which is more exact than what conjugate gradients are asked
+    for; what they solve for, the step from the current matrices, is not."""
+    rough_data, rough_q = in_single(data), in_single(patterns.q)
 
     def pulled(values: Array, chunk: Chunk) -> Array:
         keys = jnp.einsum("brmj,bjd->brmd", values, chunk.tokens)
         return jnp.einsum("brd,brme->mde", chunk.tokens, keys)
 
     def product(rho: Array, step: Array) -> Array:
-        def one(parts: tuple[Chunk, _Patterns, Array]) -> Array:
-            chunk, known, weight = parts
-            return pulled(weight[..., None] * _centred(known.q, _logits(step, chunk)), chunk)
+        def one(parts: tuple[Chunk, Array, Array]) -> Array:
+            chunk, q, weight = parts
+            return pulled(weight[..., None] * _centred(q, _logits(step, chunk)), chunk)
 
-        return sum_over_chunks(one, (data, patterns, rho))
+        return sum_over_chunks(one, (rough_data, rough_q, rho))
 
     def solve(theta: Array, rho: Array) -> Array:
         def right(parts: tuple[Chunk, _Patterns, Array]) -> Array:
@@ -178,14 +182,19 @@ def _regress(
             apart = known.z - _logits(theta, chunk)
             return pulled(weight[..., None] * _centred(known.q, apart), chunk)
 
-        step = conjugate_gradients(
-            lambda flat: product(rho, flat.reshape(theta.shape)).ravel(),
-            lambda flat: flat,
-            sum_over_chunks(right, (data, patterns, rho)).ravel(),
-            jnp.asarray(_TOLERANCE),
-            products,
-        ).solution.reshape(theta.shape)
-        return theta + step
+        wanted = sum_over_chunks(right, (data, patterns, rho)).ravel()
+        size = jnp.maximum(jnp.linalg.norm(wanted), 1e-300)
+        rough_rho = in_single(rho / jnp.maximum(jnp.max(rho), 1e-300))
+        with jax.default_matmul_precision("highest"):
+            found = conjugate_gradients(
+                lambda flat: product(rough_rho, flat.reshape(theta.shape)).ravel(),
+                lambda flat: flat,
+                in_single(wanted / size),
+                jnp.asarray(_TOLERANCE, jnp.float32),
+                products,
+            ).solution
+        scale = size / jnp.maximum(jnp.max(rho), 1e-300)
+        return theta + scale * found.astype(theta.dtype).reshape(theta.shape)
 
     def disagreement(parts: tuple[Chunk, _Patterns]) -> Array:
         chunk, known = parts

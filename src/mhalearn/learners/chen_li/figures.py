@@ -1,18 +1,21 @@
 """How the figures of the phases are drawn: one column wide, without decoration."""
 
+import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
+from cycler import cycler
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from mhalearn.learners.chen_li.panels import Lines, Named, Panel
 
 # Inches: a column of a paper, and a row of panels in it.
-_WIDTH, _ROW = 3.4, 1.75
+WIDTH, _ROW = 3.4, 1.75
 # Zero has no place on a log axis; it is drawn at this value.
 _SMALLEST = 1e-32
 # Told apart by colour-blind readers (Okabe and Ito), and in grey by their dashes and marks.
@@ -22,6 +25,8 @@ _MARKS = ("o", "s", "^", "D", "v", "P")
 _RULE: dict[str, Any] = {"color": "#666666", "linewidth": 0.6, "linestyle": (0, (4, 2))}
 # Points up to which each is drawn large.
 _FEW = 50
+# How much larger than on paper a figure is on a screen.
+_ON_SCREEN = 1.5
 
 STYLE = {
     "font.family": "sans-serif",
@@ -40,6 +45,16 @@ STYLE = {
     "axes.spines.right": False,
     "lines.linewidth": 1.0,
     "lines.markersize": 3.0,
+    "axes.prop_cycle": cycler(color=_COLOURS),
+    "figure.facecolor": "white",
+    "savefig.facecolor": "auto",
+    "axes.facecolor": "white",
+    "text.color": "black",
+    "axes.labelcolor": "black",
+    "axes.edgecolor": "black",
+    "xtick.color": "black",
+    "ytick.color": "black",
+    "text.usetex": False,
     "pdf.fonttype": 42,  # TrueType, which is embedded and stays text
     "ps.fonttype": 42,
     "svg.fonttype": "none",  # text, not outlines
@@ -47,41 +62,73 @@ STYLE = {
 }
 
 
-class PhaseFigure(Figure):
-    """A figure that is saved in its own style, whatever the caller's settings are."""
+class PaperFigure(Figure):
+    """A figure that is saved in its own style, whatever the caller's settings are, and that a
+    notebook shows, whether or not it has a backend for matplotlib."""
 
     def savefig(self, *args: Any, **options: Any) -> None:
         with matplotlib.rc_context(STYLE):
             super().savefig(*args, **options)
 
+    def _repr_svg_(self) -> str:
+        def enlarge(size: re.Match[str]) -> str:
+            return f'{size[1]}="{_ON_SCREEN * float(size[2]):g}pt"'
+
+        head, end, rest = as_svg(self).partition(">")
+        return re.sub(r'\b(width|height)="([\d.]+)pt"', enlarge, head) + end + rest
+
+
+def as_svg(figure: Figure) -> str:
+    """A figure as one <svg> element that stands alone."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    return re.sub(r"\s*\n\s*", "\n", text[text.index("<svg") :])
+
 
 def draw(panels: Sequence[Panel]) -> Figure:
     """The panels of one phase, two in a row."""
-    columns = min(len(panels), 2)
-    rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
-    heights = [max(map(_height, row)) for row in rows]
     with matplotlib.rc_context(STYLE):
-        figure = PhaseFigure(figsize=(_WIDTH, sum(heights)), layout="constrained")
-        grid = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
-        for row, line in zip(rows, grid, strict=True):
-            for place, axes in enumerate(line):
-                if place >= len(row):
-                    axes.set_visible(False)
-                elif isinstance(panel := row[place], Lines):
-                    _draw_lines(axes, panel)
-                else:
-                    beside = row[place - 1] if place else None
-                    known = isinstance(beside, Named) and beside.names == panel.names
-                    _draw_named(axes, panel, known)
-                _add_key(axes)
+        figure = PaperFigure(figsize=(WIDTH, measure_height(panels)), layout="constrained")
+        draw_panels(figure, panels)
     return figure
+
+
+def measure_height(panels: Sequence[Panel]) -> float:
+    """In inches."""
+    return sum(max(map(_height, row)) for row in _rows(panels))
+
+
+def draw_panels(figure: Figure | SubFigure, panels: Sequence[Panel]) -> None:
+    """Two in a row, on an empty figure."""
+    rows, columns = _rows(panels), min(len(panels), 2)
+    heights = [max(map(_height, row)) for row in rows]
+    grid = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
+    for row, line in zip(rows, grid, strict=True):
+        for place, axes in enumerate(line):
+            if place >= len(row):
+                axes.set_visible(False)
+            elif isinstance(panel := row[place], Lines):
+                draw_lines(axes, panel)
+            else:
+                beside = row[place - 1] if place else None
+                known = isinstance(beside, Named) and beside.names == panel.names
+                _draw_named(axes, panel, known)
+            add_key(axes)
+
+
+def _rows(panels: Sequence[Panel]) -> list[Sequence[Panel]]:
+    return [panels[start : start + 2] for start in range(0, len(panels), 2)]
 
 
 def _height(panel: Panel) -> float:
     return _ROW if isinstance(panel, Lines) else min(_ROW, 0.75 + 0.15 * len(panel.names))
 
 
-def _draw_lines(axes: Axes, panel: Lines) -> None:
+def draw_lines(axes: Axes, panel: Lines) -> None:
+    """Curves on axes that may be the caller's."""
     logarithmic = [bool(panel.log), panel.log == "xy"]
     for place, curve in enumerate(panel.curves):
         few = len(curve.y) <= _FEW
@@ -165,7 +212,7 @@ def _set_decades(axes: Axes, name: str, values: Any) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def _add_key(axes: Axes) -> None:
+def add_key(axes: Axes) -> None:
     """Above the panel, where it hides nothing; none for a single thing."""
     drawn, names = axes.get_legend_handles_labels()
     if len(names) < 2:

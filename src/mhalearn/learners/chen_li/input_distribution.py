@@ -47,11 +47,13 @@ def recognise_inputs(examples: Examples) -> Inputs:
     if not boolean:
         fourth = (flat**4).reshape(-1, examples.d).mean(axis=0)
         found["fourth moment"] = np.abs(fourth - 3).max() * np.sqrt(n * examples.k / 96)
-    named = "uniform +-1 inputs'" if boolean else "a standard Gaussian's"
+    named = "uniform +-1 inputs" if boolean else "a standard Gaussian"
     between = _between_tokens(x.astype(np.float64))
     for name, value in found.items():
         if value >= 6:
-            return Inputs("other", f"a {name} {value:.0f} standard errors off {named}", between)
+            return Inputs(
+                "other", f"the {name} is {value:.0f} standard errors off that of {named}", between
+            )
     return Inputs("boolean" if boolean else "gaussian", "", between)
 
 

@@ -43,10 +43,11 @@ from mhalearn.learners.chen_li.phase2_certification import CertifiedRows, certif
 from mhalearn.learners.chen_li.phase3_refined_sum import RefinedSum
 from mhalearn.learners.chen_li.phases import Phases
 from mhalearn.learners.chen_li.plans import Plan, find_plan
-from mhalearn.learners.chen_li.task import OutOfTime, Task
+from mhalearn.learners.chen_li.task import Task
 from mhalearn.learners.options import ChenLiOptions, Constants
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
+from mhalearn.run.watch import OutOfTime
 
 _DEFAULTS = ChenLiOptions()
 # Correlation of neighbouring tokens from which on it is told.

@@ -37,6 +37,11 @@ def plot(phases: Phases, truth: AttentionLayer | None = None) -> dict[str, Any]:
     """
     from mhalearn.learners.chen_li.figures import draw  # matplotlib is slow to import
 
+    return {name: draw(panels) for name, panels in list_panels(phases, truth).items()}
+
+
+def list_panels(phases: Phases, truth: AttentionLayer | None = None) -> dict[str, list[Panel]]:
+    """What there is to draw of each phase, by its name."""
     _check_sizes(phases, truth)
     here = truth  # in the coordinates of the phases
     if truth is not None and phases.whitening is not None:
@@ -51,7 +56,7 @@ def plot(phases: Phases, truth: AttentionLayer | None = None) -> dict[str, Any]:
         "phase 6": _net(phases, truth),
         "decode": _decoded(phases, truth),
     }
-    return {name: draw(found) for name, found in panels.items() if found}
+    return {name: found for name, found in panels.items() if found}
 
 
 def _check_sizes(phases: Phases, truth: AttentionLayer | None) -> None:

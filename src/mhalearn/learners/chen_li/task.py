@@ -4,17 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mhalearn._runtime.devices import any_process
 from mhalearn.data import Examples
 from mhalearn.learners.chen_li.streaming import Watcher
 from mhalearn.learners.options import Constants
 from mhalearn.run.run import Run
+from mhalearn.run.watch import OutOfTime, Watch
 
 Result = TypeVar("Result")
-
-
-class OutOfTime(Exception):
-    """The time limit came in this phase."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +45,4 @@ class Task:
 
     def watcher(self, stage: str) -> Watcher:
         """Progress of a pass as events, one a second at most; the end of the time ends the pass."""
-        told = self.run.seconds
-
-        def watch(seen: int, of: int) -> None:
-            nonlocal told
-            self.check_time(stage)
-            if any_process(self.run.seconds - told >= 1.0):
-                told = self.run.seconds
-                self.run.emit(stage, seen, of=of)
-
-        return watch
+        return Watch(self.run, stage)

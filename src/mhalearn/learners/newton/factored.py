@@ -135,7 +135,7 @@ def learn_once(
     if len(heads.query) < distinct:
         # Heads of zeros stay as they are, and keep the program one and the same.
         heads = pad_with_zero_heads(heads, student)
-        name = f"{stage}, settle"
+        name = f"{stage}, no penalty"
         heads, _ = anneal_factors(
             heads, problem, run, round(_SETTLING * steps), rng, stage=name, penalised=False
         )

@@ -96,7 +96,7 @@ def learn_newton(
         few = sketch_size(train, asked, options)
         if few < train.n:
             part = make_problem(train.subset(slice(0, few)), Dense(asked))
-            descend(part, rounds[:1], stage="sketch")
+            descend(part, rounds[:1], stage="subsample")
         return selection.candidate(descend(problem, rounds))
 
     def attempt(count: int, patient: bool) -> tuple[Candidate, float]:
@@ -163,7 +163,7 @@ def run_rounds(
             selection.offer_starts,
             options=_choose_steps(number, problem),
             show=selection.show_starts,
-            enough=_SKETCHED if stage == "sketch" else ROUNDING,
+            enough=_SKETCHED if stage == "subsample" else ROUNDING,
         )
         theta = random_starts(problem, round_.n_starts, run.seed, number)
         rng = generator(run.seed, Stream.HEAD_EXCHANGE, number)
@@ -198,17 +198,21 @@ def run_round(
 
     def release_ridge(shaped: State, scales: Scales, stage: str) -> NDArray[np.float64]:
         state = anneal_ridge(
-            reset_damping(shaped), task, scales, _release_ridges(round_), stage=f"{stage}, release"
+            reset_damping(shaped),
+            task,
+            scales,
+            _release_ridges(round_),
+            stage=f"{stage}, ridge release",
         )
-        state = descend_without_ridge(state, task, stage=f"{stage}, free")
+        state = descend_without_ridge(state, task, stage=f"{stage}, no ridge")
         if finishing and not task.run.is_over():
-            finish_with_direct_steps(state, task, stage=f"{stage}, finish")
+            finish_with_direct_steps(state, task, stage=f"{stage}, direct steps")
         return np.asarray(state.loss)
 
     def descend_all() -> Hopping:
         moved = theta
         if round_.first_order_steps:
-            name = f"{stage}, slide"
+            name = f"{stage}, first-order annealing"
             moved = anneal_first_order(
                 theta, problem, task.run, scales, round_.first_order_steps, stage=name
             )
@@ -239,7 +243,7 @@ def run_round(
             now = descend_all()
         checkpoint.record("hops", now)
     while now.hop < round_.hops:
-        name = f"{stage}, hop {now.hop + 1}"
+        name = f"{stage}, head exchange {now.hop + 1}"
         if not checkpoint.begun(name) and (done() or now.idle >= options.idle_hops):
             break
         with checkpoint.within(name):

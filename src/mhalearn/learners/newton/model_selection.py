@@ -60,7 +60,7 @@ class ModelSelection:
 
     def candidate(self, outcome: Outcome) -> Candidate:
         assert self.layer is not None
-        self._run.emit("choice", loss=self.loss, detail="error on held-out examples")
+        self._run.emit("model selection", loss=self.loss, detail="error on held-out examples")
         others = tuple(end for end in self._ends if _differ(end, self.layer))
         return Candidate(self.layer, outcome, loss=self.loss, others=others)
 
