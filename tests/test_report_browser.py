@@ -140,7 +140,22 @@ def hostile(tmp_path_factory):
     return path
 
 
-PAGES = ["demo", "sculpt", "noisy", "failed", "large", "hostile"]
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Tokens as a norm leaves them, and no truth."""
+    path = tmp_path_factory.mktemp("recorded") / "report.html"
+    rng = np.random.default_rng(0)
+    vocabulary = rng.standard_normal((60, 8)) * np.geomspace(1, 0.05, 8)
+    vocabulary -= vocabulary.mean(axis=1, keepdims=True)
+    vocabulary /= vocabulary.std(axis=1, keepdims=True)
+    x = vocabulary[rng.integers(0, 60, (400, 6))]
+    learner = mha.AttentionRegressor(2).fit(x, mha.random_layer(n_heads=2, d=8, seed=5)(x))
+    assert learner.outcome_ is Outcome.RECOVERED_ON_SPAN
+    mha.write_report(learner, path)
+    return path
+
+
+PAGES = ["demo", "sculpt", "noisy", "failed", "large", "hostile", "recorded"]
 
 
 @pytest.fixture(params=PAGES)
@@ -187,10 +202,50 @@ def test_it_is_printed(browser, report):
     assert page.evaluate("document.documentElement.scrollWidth") <= PAPER["width"]
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate(FAINT_TEXT) == []
+    table = page.locator("details table").last  # which is folded on a screen
+    assert table.bounding_box()["height"] > 40
     printed = page.pdf(format="A4")
     assert printed.startswith(b"%PDF-")
     assert printed.count(b"/Type /Page\n") >= 2
     assert heard == []
+    page.context.close()
+
+
+def test_the_demo_is_a_page_to_look_at_and_not_a_protocol(browser, demo):
+    page, _ = open_page(browser, demo, DESK, "light")
+    assert page.evaluate("document.documentElement.scrollHeight") < 3000
+    # What the layer does is seen before anything is scrolled.
+    seen = page.get_by_role("region", name="What the layer does").bounding_box()
+    assert seen["y"] + seen["height"] < DESK["height"]
+    page.context.close()
+
+
+@pytest.mark.parametrize("name", ["What the layer does", "The heads"])
+def test_the_switch_shows_the_truth_and_the_learned_layer_again(browser, demo, name):
+    page, _ = open_page(browser, demo, DESK, "light")
+    section = page.get_by_role("region", name=name)
+
+    def titles():
+        drawn = section.get_by_role("img")
+        return [drawn.nth(i).locator("title").text_content() for i in range(drawn.count())]
+
+    learned_first = titles()
+    section.get_by_text("true", exact=True).click()
+    true = titles()
+    assert len(true) == len(learned_first)
+    switched = [new for new, old in zip(true, learned_first, strict=True) if new != old]
+    assert len(switched) == (4 if name == "What the layer does" else 6)
+    assert all("learned:" not in title for title in switched)
+    section.locator("input").nth(1).press("ArrowLeft")  # by keyboard too
+    assert titles() == learned_first
+    page.context.close()
+
+
+def test_recorded_inputs_have_figures_of_their_own(browser, recorded):
+    page, _ = open_page(browser, recorded, DESK, "light")
+    section = page.get_by_role("region", name="What is certain")
+    assert section.locator("figure").count() == 4
+    assert "Tokens span 7 of 8 dimensions" in section.inner_text()
     page.context.close()
 
 
@@ -206,10 +261,8 @@ def test_the_phases_and_their_numbers_are_there(browser, sculpt):
         assert told in said
     for told in ("Rows with a large margin", "Sine to the span by", "Candidates that agree"):
         assert told in said
-    assert (
-        f"mhalearn learn {sculpt.parent}"
-        in page.get_by_role("region", name="How to run it again").inner_text()
-    )
+    again = page.get_by_role("region", name="How to run it again").inner_text()
+    assert f"mhalearn learn {sculpt.parent}" in again
     page.context.close()
 
 

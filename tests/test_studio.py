@@ -1,15 +1,19 @@
 """The studio: what it refuses, what it limits, and that a run can be stopped."""
 
 import asyncio
+import base64
 import contextlib
 import http.client
+import itertools
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
@@ -18,7 +22,12 @@ from mhalearn import cli
 from mhalearn.learners import list_learners
 from mhalearn.run.events import Event
 from mhalearn.studio import connections, runs, server, worker
+from mhalearn.studio.film import Film
+from mhalearn.studio.pictures import MOST_CELLS
+from mhalearn.studio.recorded import PAGE
 from mhalearn.studio.request import PRESETS, Limits, Wish, bounds, list_methods, read_wish
+from mhalearn.studio.watcher import LayerWatcher
+from mhalearn.studio.words import explain_stage
 
 HERE = "http://127.0.0.1:8042"
 # Stand-ins for the worker: what the server does must not depend on how fast a layer is learned.
@@ -101,6 +110,8 @@ def test_numbers_have_bounds_and_beyond_them_one_line(name):
         ({"method": "magic"}, "choose one of newton"),
         ({"inputs": "x" * 1000}, "choose one of boolean"),
         ({"method": "adam", "count_heads": True}, "must be told the number of heads"),
+        ({"data": 3}, "drop it on the page once more"),
+        ({"causal": True}, "for a file of your own"),
         ({"examples": 50_000, "dim": 32, "tokens": 16}, "choose at most 19531 examples"),
     ],
 )
@@ -125,7 +136,13 @@ def test_the_page_and_its_limits_are_served(studio):
     assert "default-src 'self'" in page.headers["content-security-policy"]
     for name in ("studio.css", "studio.js"):
         assert name in page.text
-        assert client.get(f"/{name}").status_code == 200
+    for file in PAGE.iterdir():
+        if file.is_file():
+            assert client.get(f"/{file.name}").status_code == 200
+            imported = re.findall(r' from "./(.+?)"', file.read_text())
+            assert all((PAGE / name).exists() for name in imported)
+            assert file.suffix != ".js" or len(file.read_text().split("\n")) < 200
+    assert " style=" not in page.text  # which the policy would not allow
     about = client.get("/about").json()
     assert about["bounds"]["heads"] == [1, Limits().heads]
     assert about["presets"]["Three heads"]["heads"] == 3
@@ -165,7 +182,7 @@ def test_own_host_names_are_let_in(studio, host):
 )
 def test_other_sites_may_start_and_stop_nothing(studio, headers):
     client = studio(SLEEPER)
-    for path in ("/runs", "/runs/1/stop"):
+    for path in ("/runs", "/runs/1/stop", "/check", "/data?file=1:X.npz"):
         assert client.post(path, json={}, headers=headers).status_code == 403
     assert client.get("/runs").json() == []
 
@@ -266,13 +283,32 @@ def test_a_finished_run_has_a_report_that_may_run_no_script(studio):
     client = studio(SPEAKER)
     client.post("/runs", json={})
     events(client, 1)
-    told = events(client, 1)  # who comes late is spared old pictures
-    assert [message.get("kind") for message in told] == ["past", "heads", "ended", None]
+    told = events(client, 1)  # who comes late hears the same, to go back to any moment
+    assert [message.get("kind") for message in told] == ["heads", "heads", "ended", None]
     assert told[-1]["state"] == "RECOVERED"
     assert told[-1]["report"]
     report = client.get("/runs/1/report")
     assert report.text == "<p>a report</p>"
     assert "sandbox" in report.headers["content-security-policy"]
+
+
+def test_of_many_pictures_few_are_kept_evenly_spread(studio):
+    program = """
+import json
+for at in range(500):
+    print(json.dumps({"kind": "heads", "at": at, "heads": []}))
+print(json.dumps({"kind": "ended", "outcome": "RECOVERED"}))
+"""
+    client = studio(program)
+    client.post("/runs", json={})
+    events(client, 1)  # who watches hears all; who comes late, this:
+    *told, _ = events(client, 1)
+    assert len(told) == 501  # the numbers of the others stay taken
+    places = [message["at"] for message in told if message["kind"] == "heads"]
+    assert len(places) == runs._PICTURES
+    assert (places[0], places[-1]) == (0, 499)
+    gaps = [b - a for a, b in itertools.pairwise(places)]
+    assert max(gaps) <= 4 * 500 / runs._PICTURES
 
 
 def test_a_stream_goes_on_where_it_was_cut(studio):
@@ -428,7 +464,11 @@ def test_the_worker_learns_tells_and_reports(tmp_path):
     worker.Learning(wish, tmp_path / "report.html", told.append).learn()
     json.dumps(told, allow_nan=False)
     kinds = [message["kind"] for message in told]
-    assert kinds[0] == "truth"
+    assert kinds[0] == "begin"
+    assert told[0]["floor"] == {"value": 2**-52, "name": "rounding of the labels"}
+    pictures = [message for message in told if message["kind"] == "heads"]
+    assert pictures[-1]["at"] == kinds.count("event")
+    assert pictures[0]["heads"][0]["theta_error"] > 1e-3 > pictures[-1]["heads"][0]["theta_error"]
     assert kinds[-1] == "ended"
     assert {"event", "heads", "stage"} <= set(kinds)
     errors = [m["head_error"] for m in told if m["kind"] == "event" and m["head_error"]]
@@ -466,20 +506,56 @@ def test_a_stopped_worker_reports_its_best_layer_and_promises_nothing(tmp_path):
     assert "mhalearn learn EXAMPLES --heads 2 --method adam" in said
 
 
+class StubEstimator:
+    """Has one layer at hand, whenever it is asked."""
+
+    def __init__(self, layer):
+        self._layer = layer
+
+    def layer_at_hand(self):
+        return self._layer
+
+
 def test_the_worker_thins_what_a_fast_learner_tells():
     told = []
     truth = mha.random_layer(n_heads=1, d=2)
-    estimator = mha.AttentionRegressor(1)
-    watcher = worker.LayerWatcher(truth, estimator, told.append)
+    watcher = LayerWatcher(truth, StubEstimator(truth), told.append)
     for step in range(5000):
         watcher.on_event(Event("adam", step, 1.0 / (step + 1), 0.0))
-        watcher.show(truth)
     events = [message for message in told if message["kind"] == "event"]
     assert 600 <= len(events) < 700
-    assert sum(message["kind"] == "heads" for message in told) < 60
+    assert [message.get("words") for message in events[:2]] == [explain_stage("adam"), None]
+    places = [message["at"] for message in told if message["kind"] == "heads"]
+    assert places[:4] == [1, 2, 3, 4]  # all are shown at first
+    assert 64 < len(places) < 250
+    assert max(b - a for a, b in itertools.pairwise(places)) <= 16  # and none is far from another
     watcher.on_event(Event("outcome", 0, float("nan"), 0.0, "told in any case"))
-    assert told[-1]["detail"] == "told in any case"
-    assert told[-1]["error"] is None
+    last = [message for message in told if message["kind"] == "event"][-1]
+    assert last["detail"] == "told in any case"
+    assert last["error"] is None
+
+
+def test_a_slow_learner_is_shown_at_least_every_second():
+    film = Film()
+    assert all(film.takes(float(second)) for second in range(300))
+    quick = Film()
+    assert sum(quick.takes(1e-3 * step) for step in range(900)) < 250
+
+
+def test_pictures_are_small_and_heads_without_truth_keep_their_places():
+    told = []
+    layer = mha.random_layer(n_heads=2, d=100)
+    watcher = LayerWatcher(None, StubEstimator(None), told.append)
+    watcher.show(layer)
+    watcher.show(layer.replace(theta=layer.theta[::-1], w=layer.w[::-1]))
+    first, second = (message["heads"] for message in told)
+    assert first == second
+    assert (first[0]["theta"]["rows"], first[0]["w"]["columns"]) == (MOST_CELLS, MOST_CELLS)
+    cells = np.frombuffer(base64.b64decode(first[0]["theta"]["bytes"]), np.int8)
+    largest = np.abs(layer.theta).max(axis=(1, 2))  # drawn, though cells are fewer than entries
+    assert np.abs(cells).max() == round(127 * largest[0] / largest.max())
+    watcher.show(layer.replace(w=0 * layer.w))  # nothing was found: nothing is shown
+    assert len(told) == 2
 
 
 def test_a_layer_is_at_hand_only_inside_an_event():

@@ -1,57 +1,161 @@
-"""What is certain: a certificate in sentences, in numbers, and its spectrum."""
+"""What is certain: a certificate in sentences, figures and numbers."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
+from mhalearn._runtime.types import Float64
 from mhalearn.judge.certificate import Certificate
-from mhalearn.report import figures
+from mhalearn.judge.open_parameters import OpenParameters
+from mhalearn.judge.tail_bound import count_needed
+from mhalearn.report import certainty_figures as figures
 from mhalearn.report.numbers import number
+
+# The share of inputs that people ask for.
+_ASKED = 0.99
+
+
+class Certainty(NamedTuple):
+    """One thing that is known, how far, and the figure that shows it."""
+
+    heading: str
+    sentences: list[str]
+    caption: str = ""
+    figure: Markup | None = None
 
 
 def list_certainties(
-    certificate: Certificate | None, error: float | None, *, empty: bool
-) -> list[str]:
-    """What is certain, and how far, in full sentences.
+    certificate: Certificate | None, error: float | None, tokens: Float64 | None, features: int
+) -> list[Certainty]:
+    """What is certain on unseen inputs, of the parameters, and what inputs leave open.
 
-    error: the largest one of a parameter, where the truth is known. empty: there is no layer.
+    error: the largest one of a parameter, where the truth is known. tokens: eigenvalues of the
+    covariance of tokens, as far as they span the features, where they spread unevenly.
     """
-    if empty:
-        return ["The run ended before it had a layer, so nothing is known about its heads."]
-    facts = []
-    if error is not None:
-        facts.append(
-            "The truth was given: after matching heads, the largest relative parameter error is "
-            f"{number(error)}."
-        )
     if certificate is None:
-        return [*facts, "No certificate was made, so nothing is promised about unseen inputs."]
-    promised = certificate.tail_bound < 1
-    if promised or certificate.refitted:
-        facts.append(certificate.statement)
+        sentences = ["No certificate was made, so nothing is promised about unseen inputs."]
+        found = [Certainty("On unseen inputs", [*_against_truth(error, None), *sentences])]
     else:
-        facts.append(
-            f"Nothing is promised about unseen inputs: {certificate.n_exceeding} of "
-            f"{certificate.n_examples} fresh examples have a relative error above "
-            f"{number(certificate.threshold)}."
-        )
-    facts.append(_identified(certificate))
-    if certificate.span is not None:
-        span = certificate.span
-        facts.append(
-            f"Tokens span {span.dimension} of {span.features} dimensions, and everything here is "
-            f"said of inputs there. {span.n_open} of {span.n_parameters} numbers of the layer are "
-            f"open, and set to least norm. {'. '.join(span.words)}."
-        )
+        found = [_on_unseen(certificate), _of_parameters(certificate, error)]
+    if tokens is not None and tokens.size:
+        found.append(_of_inputs(tokens, features))
+    if certificate is not None and certificate.span is not None:
+        found.append(_left_open(certificate.span))
+    return found
+
+
+def _on_unseen(certificate: Certificate) -> Certainty:
+    n, exceeding = certificate.n_examples, certificate.n_exceeding
+    promised = certificate.tail_bound < 1
+    if promised or certificate.refitted or not n:
+        sentences = [certificate.statement]
+    else:
+        sentences = [
+            f"Nothing is promised about unseen inputs: {exceeding} of {n} fresh examples have a "
+            f"relative error above {number(certificate.threshold)}."
+        ]
     if promised:
-        facts.append(
-            "The statement about unseen inputs holds for inputs drawn as the certifying examples "
-            "were, independent of one another and of the learning."
+        if certificate.tail_bound > 1 - _ASKED and not exceeding:
+            needed = count_needed(_ASKED, certificate.delta)
+            sentences.append(
+                f"{needed} fresh examples, all of them below, would give {100 * _ASKED:g} %."
+            )
+        sentences.append(
+            "This holds for inputs drawn as the fresh examples were, independent of one another "
+            "and of the learning."
         )
-    return facts
+    heading = "On unseen inputs"
+    if certificate.errors is None or not n:
+        return Certainty(heading, sentences)
+    before = ", before the last fit to all" if certificate.refitted else ""
+    title = (
+        f"Relative errors of {n} fresh examples, ascending, on a log axis: from "
+        f"{number(certificate.errors[0])} to {number(certificate.errors[-1])}; "
+        f"{exceeding} above {number(certificate.threshold)}"
+    )
+    caption = f"Relative errors of {n} fresh examples, in ascending order{before}."
+    if promised:
+        caption += " Of the shaded share of inputs nothing is promised."
+    drawn = figures.fresh_errors(
+        certificate.errors,
+        n,
+        certificate.threshold,
+        certificate.tail_bound,
+        "fresh-errors",
+        title,
+    )
+    return Certainty(heading, sentences, caption, drawn)
+
+
+def _of_parameters(certificate: Certificate, error: float | None) -> Certainty:
+    sentences = [*_against_truth(error, certificate.span), _identified(certificate)]
+    heading = "Of the parameters"
+    if certificate.spectrum is None:
+        return Certainty(heading, sentences)
+    values, null = certificate.spectrum, certificate.null_dimension or 0
+    title = (
+        f"{values.size} eigenvalues of the reduced normal matrix, ascending, on a log axis: "
+        f"from {number(abs(values[0]))} to {number(abs(values[-1]))}"
+    )
+    caption = (
+        "Eigenvalues of the reduced normal matrix. A drop to rounding error would be a direction "
+        "that the examples leave open."
+    )
+    if null:
+        caption = "Eigenvalues of the reduced normal matrix; the open directions in orange."
+    return Certainty(heading, sentences, caption, figures.spectrum(values, null, "spectrum", title))
+
+
+def _against_truth(error: float | None, span: OpenParameters | None) -> list[str]:
+    if error is None:
+        return []
+    compared = "a parameter" if span is None else "what inputs can show"
+    return [
+        "The truth was given: after matching heads, the largest relative error of "
+        f"{compared} is {number(error)}."
+    ]
+
+
+def _of_inputs(tokens: Float64, features: int) -> Certainty:
+    ratio, rank = number(tokens[0] / tokens[-1]), len(tokens)
+    apart = f"the widest direction has {ratio} times the variance of the narrowest"
+    said, beyond = f"Tokens span all {features} dimensions, unevenly: {apart}.", ""
+    if rank < features:
+        said = (
+            f"Tokens span {rank} of {features} dimensions, and everything here is said of inputs "
+            f"there. Within them {apart}."
+        )
+        beyond = " Shaded: directions in which they do not spread at all."
+    title = (
+        f"{rank} eigenvalues of the tokens' covariance, of {features} features, descending, on a "
+        f"log axis: from {number(tokens[0])} to {number(tokens[-1])}"
+    )
+    return Certainty(
+        "Where inputs lie",
+        [said],
+        f"Eigenvalues of the tokens' covariance.{beyond}",
+        figures.token_spectrum(tokens, features, "token-spectrum", title),
+    )
+
+
+def _left_open(span: OpenParameters) -> Certainty:
+    shares = np.sum(span.normals**2, axis=0)
+    most = int(np.argmax(shares))
+    title = (
+        f"Share of each of {span.features} features in directions that are not spanned: at most "
+        f"{number(shares[most])}, of feature {most + 1}"
+    )
+    said = f"{span.n_open} of {span.n_parameters} numbers of the layer are open: set to least norm."
+    return Certainty(
+        "What they leave open",
+        [said, *(f"{words}." for words in span.words)],
+        "How much of each feature lies in directions that tokens never show.",
+        figures.open_features(np.asarray(shares, np.float64), "open-features", title),
+    )
 
 
 def _identified(certificate: Certificate) -> str:
@@ -127,15 +231,3 @@ def _open_directions(certificate: Certificate) -> str:
         return "not known: too large"
     asked = " found: a random one was asked" if certificate.spectrum is None else ""
     return number(certificate.null_dimension) + asked
-
-
-def draw_spectrum(certificate: Certificate, width: float, name: str) -> Markup | None:
-    """The eigenvalues behind the number of open directions; None where there are none."""
-    if certificate.spectrum is None:
-        return None
-    values, null = certificate.spectrum, certificate.null_dimension or 0
-    title = (
-        f"{values.size} eigenvalues of the reduced normal matrix, ascending, on a log axis: "
-        f"from {number(abs(values[0]))} to {number(abs(values[-1]))}"
-    )
-    return figures.spectrum(values, null, width, name, title)

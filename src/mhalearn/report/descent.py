@@ -1,4 +1,8 @@
-"""The descent: the error against time and by event, with the stages of the run marked."""
+"""The descent: the error of every step, with the stages of the run marked.
+
+Steps stand at even distances, whatever time they took: on an axis of seconds, compilation and work
+that measures no error would take most of the room, and the descent none.
+"""
 
 from __future__ import annotations
 
@@ -72,24 +76,30 @@ def list_stages(trace: Sequence[Event]) -> list[Stage]:
     return found
 
 
-def draw_descent(trace: Sequence[Event], by: str, width: float, name: str) -> Markup | None:
-    """Relative squared error on a log axis; None where there are not two to connect.
+def measured_seconds(trace: Sequence[Event]) -> float:
+    """Seconds in which errors were measured, one soon after another: from the first to the last
+    of each stage."""
+    total = 0.0
+    for _, run in itertools.groupby(trace, key=lambda event: event.stage):
+        times = [event.seconds for event in run if math.isfinite(event.loss)]
+        total += times[-1] - times[0] if times else 0.0
+    return total
 
-    by: "seconds", or "event", which shows what a second or less of descent between compilations
-    looks like.
-    """
-    pieces = _pieces(trace, by)
+
+def draw_descent(trace: Sequence[Event], width: float, name: str) -> Markup | None:
+    """Relative squared error of every step on a log axis; None where there are not two."""
+    pieces = _pieces(trace)
     errors = [error for piece in pieces for error in piece.errors]
     if len(errors) < 2:
         return None
     title = (
-        f"Relative squared error by {by}, on a log axis: {number(errors[0])} at first, "
+        f"Relative squared error by step, on a log axis: {number(errors[0])} at first, "
         f"{number(errors[-1])} at last, in {len(pieces)} of the stages listed below"
     )
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, 2.9))
+        figure = Figure(figsize=(width, 2.1))
         left, right = 0.55 / width, 0.12 / width
-        axes = figure.add_axes((left, 0.165, 1 - left - right, 0.745))
+        axes = figure.add_axes((left, 0.215, 1 - left - right, 0.66))
         previous: tuple[float, float] | None = None
         for piece in pieces:
             if previous is not None:
@@ -113,14 +123,14 @@ def draw_descent(trace: Sequence[Event], by: str, width: float, name: str) -> Ma
         log_ticks(axes, low, high)
         last = pieces[-1].places[-1]
         axes.set_xlim(0, last * 1.02 if last > 0 else 1.0)
-        axes.set_xlabel(by, labelpad=2)
-        axes.xaxis.set_major_locator(MaxNLocator(5 if width < 5 else 9, integer=by == "event"))
+        axes.set_xlabel("step", labelpad=2)
+        axes.xaxis.set_major_locator(MaxNLocator(5 if width < 5 else 9, integer=True))
         calm(axes)
         _mark_stages(axes, pieces, width * (1 - left - right))
         return svg(figure, name, title)
 
 
-def _pieces(trace: Sequence[Event], by: str) -> list[_Piece]:
+def _pieces(trace: Sequence[Event]) -> list[_Piece]:
     """The stages with errors, thinned to what can be told apart."""
     found, drawn = [], 0
     stages = list_stages(trace)
@@ -131,7 +141,7 @@ def _pieces(trace: Sequence[Event], by: str) -> list[_Piece]:
         if not events:
             continue
         kept = _spread([event.loss for event in events], budget)
-        places = [events[i].seconds if by == "seconds" else float(drawn + i + 1) for i in kept]
+        places = [float(drawn + i + 1) for i in kept]
         errors = [max(events[i].loss, _SMALLEST_ERROR) for i in kept]
         found.append(_Piece(stage.number, SERIES[stage.colour - 1], places, errors))
         drawn += len(events)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
 from mhalearn._runtime.types import Float64
+from mhalearn.judge.open_parameters import OpenParameters
 from mhalearn.layer.base import Layer
 from mhalearn.layer.comparison import Comparison, compare
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.report import figures
 from mhalearn.report.numbers import number
 
-Panel = tuple[str, Markup]
+
+class Panel(NamedTuple):
+    """A drawing with its caption; where the truth is known, the same of it, to switch to."""
+
+    caption: str
+    learned: Markup
+    truth: Markup | None = None
+
 
 # Heads that are drawn, and that are listed: what keeps the file under 2 MB at any size.
 MOST_DRAWN, MOST_LISTED = 12, 256
@@ -29,7 +38,7 @@ class Head:
     name: str
     norms: list[tuple[str, float]]  # of its matrices, by their symbols
     errors: list[tuple[str, float]]  # where the truth is known
-    rows: list[list[Panel]]  # labelled figures: a row for each matrix
+    panels: list[Panel]  # in the order they are drawn; empty of a head that is only listed
 
 
 @dataclass(frozen=True)
@@ -40,11 +49,18 @@ class Match:
     found: Comparison
 
 
-def match_heads(layer: Layer, truth: Layer) -> Match | None:
-    """Head by head, where both layers have heads of the same shape, number and mask."""
+def match_heads(layer: Layer, truth: Layer, span: OpenParameters | None = None) -> Match | None:
+    """Head by head, where both layers have heads of the same shape, number and mask.
+
+    span: of the tokens, where they leave numbers of the layer open: those of the truth are then
+    set to least norm, as the learned layer's are.
+    """
     if not (isinstance(layer, AttentionLayer) and isinstance(truth, AttentionLayer)):
         return None
     found = compare(layer, truth)
+    if found.comparable and span is not None:
+        truth = span.on_span(truth)
+        found = compare(layer, truth)
     return Match(truth, found) if found.comparable else None
 
 
@@ -64,13 +80,20 @@ def list_matrices(layer: Layer, head: int) -> list[tuple[str, str, Float64]]:
     return shown
 
 
+def list_order(layer: Layer, match: Match | None) -> list[int]:
+    """The learned heads, in the truth's order where it is known."""
+    return list(range(layer.n_heads)) if match is None else match.found.order.tolist()
+
+
 def describe_heads(layer: Layer, match: Match | None) -> list[Head]:
     """The first heads in pictures, more of them in numbers."""
-    order = range(layer.n_heads) if match is None else match.found.order.tolist()
     heads = []
-    for i, learned in enumerate(order[:MOST_LISTED]):
+    for i, learned in enumerate(list_order(layer, match)[:MOST_LISTED]):
         matrices = list_matrices(layer, learned)
-        drawn = [] if i >= MOST_DRAWN else matrices
+        panels: list[Panel] = []
+        for symbol, parameter, matrix in matrices if i < MOST_DRAWN else []:
+            truth = None if match is None else getattr(match.truth, parameter)[i]
+            panels += _panels(matrix, truth, symbol, f"head-{i + 1}-{parameter}")
         errors = []
         if match is not None:
             errors = [("Θ", match.found.theta_errors[i]), ("W", match.found.w_errors[i])]
@@ -79,43 +102,42 @@ def describe_heads(layer: Layer, match: Match | None) -> list[Head]:
                 name=f"Head {i + 1}",
                 norms=[(symbol, float(np.linalg.norm(matrix))) for symbol, _, matrix in matrices],
                 errors=[(symbol, float(error)) for symbol, error in errors],
-                rows=[
-                    _panels(
-                        matrix,
-                        None if match is None else getattr(match.truth, parameter)[i],
-                        symbol,
-                        f"head-{i + 1}-{parameter}",
-                    )
-                    for symbol, parameter, matrix in drawn
-                ],
+                panels=panels,
             )
         )
     return heads
 
 
 def _panels(matrix: Float64, truth: Float64 | None, symbol: str, name: str) -> list[Panel]:
-    """A matrix of a head: as learned, as it truly is, the difference, its singular values."""
+    """A matrix of a head, as learned and as it truly is; the difference; its singular values."""
     title = f"Head {name.split('-')[1]}, {symbol}"
+    limit = float(np.abs(matrix if truth is None else truth).max())
+    values = _spectrum_panel(matrix, truth, symbol, f"{name}-values", title)
+    caption = f"{symbol}, to ±{number(limit)}"
+    learned = _heat_map(matrix, limit, f"{name}-learned", f"{title}, learned")
+    if truth is None:
+        return [Panel(caption, learned), values]
+    true = _heat_map(truth, limit, f"{name}-truth", f"{title}, truth")
+    difference = matrix - truth
+    largest = number(np.abs(difference).max())
+    described = f"{title}, learned minus truth: at most {largest} in size"
+    apart = f"{symbol} \N{MINUS SIGN} true"
+    if not figures.is_blank(difference, limit):
+        apart += f", to {largest}"
+    return [
+        Panel(caption, learned, true),
+        Panel(apart, figures.difference_map(difference, limit, f"{name}-difference", described)),
+        values,
+    ]
+
+
+def _heat_map(matrix: Float64, limit: float, name: str, title: str) -> Markup:
     rows, columns = matrix.shape
-    shown = [("learned", matrix)] if truth is None else [("learned", matrix), ("truth", truth)]
-    limit = max(float(np.abs(m).max()) for _, m in shown)
-    panels = []
-    for what, m in shown:
-        described = (
-            f"{title}, {what}: heat map of {rows} by {columns} entries between "
-            f"{number(m.min())} and {number(m.max())}"
-        )
-        panels.append(
-            (f"{symbol}, {what}", figures.heat_map(m, limit, f"{name}-{what}", described))
-        )
-    if truth is not None:
-        difference = matrix - truth
-        largest = float(np.abs(difference).max())
-        described = f"{title}, learned minus truth: at most {number(largest)} in size"
-        panels.append(
-            ("difference", figures.heat_map(difference, largest, f"{name}-difference", described))
-        )
-    return [*panels, _spectrum_panel(matrix, truth, symbol, f"{name}-values", title)]
+    described = (
+        f"{title}: heat map of {rows} by {columns} entries between "
+        f"{number(matrix.min())} and {number(matrix.max())}"
+    )
+    return figures.heat_map(matrix, limit, name, described)
 
 
 def _spectrum_panel(
@@ -131,12 +153,12 @@ def _spectrum_panel(
         f"{title}: {values.size} singular values between {number(values[-1])} "
         f"and {number(values[0])}"
     )
-    caption = f"singular values of {symbol}"
+    caption = f"spectrum of {symbol}"
     if rank < values.size:
-        caption += f", rank {rank}"
+        caption = f"{symbol} has rank {rank}"
         described += f", {rank} of them above rounding"
     of_truth = None if true_values is None else true_values[:drawn]
-    return caption, figures.singular_values(values[:drawn], of_truth, name, described)
+    return Panel(caption, figures.singular_values(values[:drawn], of_truth, name, described))
 
 
 def _singular_values(matrix: Float64) -> Float64:

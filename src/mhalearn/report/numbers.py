@@ -35,5 +35,5 @@ def short(value: float) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if 1e-2 <= abs(value) < 1e4:
-        return f"{value:.3g}"
+        return f"{value:{'.3g' if abs(value) < 1e3 else '.0f'}}"
     return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")

@@ -11,13 +11,15 @@ from markupsafe import Markup
 
 from mhalearn._runtime import storage
 from mhalearn._runtime.threads import one_lapack_thread
+from mhalearn.judge.certificate import Certificate
 from mhalearn.judge.nondegeneracy import NondegeneracyReport, check_nondegeneracy
 from mhalearn.judge.solution import Solution
 from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.report import figures
-from mhalearn.report.certainty import draw_spectrum, list_certainties, list_numbers
-from mhalearn.report.descent import draw_descent, list_stages
+from mhalearn.report.at_work import show_at_work
+from mhalearn.report.certainty import list_certainties, list_numbers
+from mhalearn.report.descent import Stage, draw_descent, list_stages, measured_seconds
 from mhalearn.report.heads import MOST_DRAWN, describe_heads, list_matrices, match_heads
 from mhalearn.report.numbers import number, typeset
 from mhalearn.report.phases import describe_phases
@@ -25,6 +27,8 @@ from mhalearn.report.reproduce import describe_again
 from mhalearn.run.outcome import Outcome
 
 _MOST_STAGES = 40
+# Stages up to which the descent has a key; of more, the table tells.
+_MOST_NAMED = 8
 # Inches of figures that span the page: on a desk, and on a telephone.
 _WIDE, _NARROW = 10.4, 4.2
 
@@ -67,15 +71,16 @@ def render(solution: Solution, truth: Layer | None = None) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {"number": number, "sentence": _sentence, "typeset": typeset}
-    layer, trace = solution.layer, solution.trace
-    softmax = isinstance(layer, AttentionLayer)
+    layer, trace, settings = solution.layer, solution.trace, solution.settings
     # A run may end before it has a layer.
     empty = isinstance(layer, AttentionLayer) and not layer.w.any()
     certificate = None if empty else solution.certificate
-    match = None if truth is None or empty else match_heads(layer, truth)
-    stages = list_stages(trace)
+    span = None if certificate is None else certificate.span
+    match = None if truth is None or empty else match_heads(layer, truth, span)
+    stages = _without_verdict(list_stages(trace), solution)
+    drawn = [stage for stage in stages if stage.colour]
     headline, tone = _HEADLINES[solution.outcome]
-    asked = solution.settings.get("n_heads")
+    asked = settings.get("n_heads")
     return environment.get_template("page.html.jinja").render(
         headline=headline,
         tone=tone,
@@ -84,32 +89,57 @@ def render(solution: Solution, truth: Layer | None = None) -> str:
         layer=layer,
         empty=empty,
         asked=asked if isinstance(asked, int) and asked != layer.n_heads else None,
+        examples=settings.get("n"),
+        tokens=settings.get("k"),
         truth=truth,
         match=match,
+        span=span,
         seconds=trace[-1].seconds if trace else None,
+        at_work=None
+        if empty or solution.example is None
+        else show_at_work(layer, match, solution.example, residual=bool(settings.get("residual"))),
         certain=list_certainties(
-            certificate, None if match is None else match.found.max_error, empty=empty
+            certificate,
+            None if match is None else match.found.max_error,
+            solution.token_spectrum,
+            layer.d,
         ),
         findings=solution.findings,
         certificate=certificate,
+        certificate_reason=_certificate_reason(certificate, solution.reason),
         certificate_rows=[] if certificate is None else list_numbers(certificate),
-        spectrum=None
-        if certificate is None
-        else _both(lambda width, name: draw_spectrum(certificate, width, name), "spectrum"),
         heads=[] if empty else describe_heads(layer, match),
         most_drawn=MOST_DRAWN,
-        softmax=softmax,
+        softmax=isinstance(layer, AttentionLayer),
         attention=type(layer.parametrisation).__name__,
         thinned=any(figures.is_thinned(matrix) for _, _, matrix in list_matrices(layer, 0)),
         phases=describe_phases(trace),
         search=any(stage.name.startswith("round ") for stage in stages),
         stages=stages[-_MOST_STAGES:],
         stages_left_out=max(0, len(stages) - _MOST_STAGES),
-        by_seconds=_both(lambda w, name: draw_descent(trace, "seconds", w, name), "by-seconds"),
-        by_event=_both(lambda w, name: draw_descent(trace, "event", w, name), "by-event"),
+        key=drawn if len(drawn) <= _MOST_NAMED else [],
+        descent=_both(lambda width, name: draw_descent(trace, width, name), "descent"),
+        descent_seconds=measured_seconds(trace),
         conditions=None if empty else _conditions(solution),
-        again=describe_again(solution.settings, layer),
+        again=describe_again(settings, layer),
     )
+
+
+def _certificate_reason(certificate: Certificate | None, verdict: str) -> str:
+    """The certificate's own reason, where it says what the verdict does not."""
+    if certificate is None or certificate.claims or certificate.reason in verdict:
+        return ""
+    return certificate.reason
+
+
+def _without_verdict(stages: list[Stage], solution: Solution) -> list[Stage]:
+    """Stages without details that say the verdict once more."""
+
+    def repeats(detail: str) -> bool:
+        said = detail.removeprefix(f"{solution.outcome.name}: ")
+        return said in solution.reason or (bool(solution.reason) and solution.reason in said)
+
+    return [stage._replace(detail="") if repeats(stage.detail) else stage for stage in stages]
 
 
 def _sentence(text: str) -> str:

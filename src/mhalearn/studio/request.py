@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mhalearn.learners.registry import DEFAULT, list_learners
 
 INPUTS = {"boolean": "random signs", "gaussian": "Gaussian"}
+
+
+# What a file of one's own decides.
+_SIZES = ("dim", "tokens", "examples", "scale", "noise")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of examples: how many, their tokens, features and outputs; lengths where they differ."""
+
+    n: int
+    k: int
+    d: int
+    out_dim: int
+    lengths: tuple[int, ...] = ()
+
+
+def _no_file(number: int) -> Sizes | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -25,11 +44,19 @@ class Limits:
     grace: float = 60.0  # seconds after its time limit at which a run is ended from outside
     running: int = 2  # runs at a time
     kept: int = 40  # runs whose events and reports are kept
+    file_bytes: int = 64_000_000  # of what is dropped on the page, and of what it unpacks to
+    file_dim: int = 128  # features and outputs of own data
+    files: int = 4  # own data kept, the newest
 
 
 @dataclass(frozen=True)
 class Wish:
-    """One run: a random layer, examples of it, and how to learn it back."""
+    """One run: a random layer and examples of it, or examples of one's own, and how to learn.
+
+    data: the number of a file that was dropped on the page; 0 for a random layer. With a file its
+    sizes stand for dim, tokens and examples, and scale, noise and inputs mean nothing; causal, bias
+    and residual are said of the layer that made it.
+    """
 
     heads: int = 3
     dim: int = 16
@@ -42,6 +69,10 @@ class Wish:
     count_heads: bool = False  # the learner is not told how many heads there are
     seed: int = 0
     seconds: float = 60.0
+    data: int = 0
+    causal: bool = False
+    bias: bool = False
+    residual: bool = False
 
 
 # Where to begin: each shows something else in seconds.
@@ -74,8 +105,11 @@ def bounds(limits: Limits) -> dict[str, tuple[int | float, int | float]]:
     }
 
 
-def read_wish(asked: Any, limits: Limits) -> Wish:
-    """A wish from decoded JSON; what is left out has its default. ValueError: one line."""
+def read_wish(asked: Any, limits: Limits, find: Callable[[int], Sizes | None] = _no_file) -> Wish:
+    """A wish from decoded JSON; what is left out has its default. ValueError: one line.
+
+    find: the sizes of own data by its number, None where there is none.
+    """
     if not isinstance(asked, Mapping):
         raise ValueError('a run is one JSON object, such as {"heads": 3}')
     fields = {field.name: field.type for field in dataclasses.fields(Wish)}
@@ -83,12 +117,22 @@ def read_wish(asked: Any, limits: Limits) -> Wish:
     if unknown:
         raise ValueError(f"{str(unknown[0])[:40]!r} is no setting; there are {', '.join(fields)}")
     wish = Wish(**{name: _read(name, fields[name], value) for name, value in asked.items()})
+    if wish.data:
+        sizes = find(wish.data)
+        if sizes is None:
+            raise ValueError("that file is not here any more: drop it on the page once more")
+        wish = replace(wish, dim=sizes.d, tokens=sizes.k, examples=sizes.n)
+    given = [name for name in ("causal", "bias", "residual") if getattr(wish, name)]
+    if given and not wish.data:
+        raise ValueError(f"{given[0]} is for a file of your own: random layers here have none")
     for name, (least, most) in bounds(limits).items():
         value = getattr(wish, name)
+        if wish.data and name in _SIZES:  # checked when it was dropped
+            continue
         if not least <= value <= most:
             raise ValueError(f"{name} is {value:.7g}: choose from {least:.10g} to {most:.10g}")
     numbers = wish.examples * wish.tokens * wish.dim
-    if numbers > limits.numbers:
+    if numbers > limits.numbers and not wish.data:
         most = limits.numbers // (wish.tokens * wish.dim)
         raise ValueError(
             f"{wish.examples} examples of {wish.tokens} tokens with {wish.dim} features are too "

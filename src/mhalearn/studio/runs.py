@@ -14,10 +14,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from mhalearn.studio.dropped import Dropped, DroppedFiles
+from mhalearn.studio.film import thin
 from mhalearn.studio.request import Limits, Wish
 
-# The longest line a worker may send: pictures of eight heads have a tenth of it.
+# The longest line a worker may send: pictures of sixteen heads have a tenth of it.
 _LONGEST_LINE = 2**20
+# Pictures of the heads that are kept of a run, for who comes late and for going back.
+_PICTURES = 64
 # What a process may take to leave once it has closed its output.
 _LEAVING_SECONDS = 10.0
 # What a stopped process may take to write a report of what it has.
@@ -30,16 +34,20 @@ class TooManyRuns(Exception):
 
 
 class StudioRun:
-    """One run: its wish, its process, and everything it has told."""
+    """One run: its wish, its process, and everything it has told.
 
-    def __init__(self, number: int, wish: Wish, report: Path) -> None:
-        self.number, self.wish, self.report = number, wish, report
+    data: examples of the visitor's own, None where they are drawn.
+    """
+
+    def __init__(self, number: int, wish: Wish, report: Path, data: Dropped | None = None) -> None:
+        self.number, self.wish, self.report, self._data = number, wish, report, data
         # JSON, in order; the last one has kind "ended", "stopped" or "failed".
         self.messages: list[str] = []
         self.state = "running"  # then the name of an outcome, "stopped" or "failed"
         self.began = time.monotonic()
         self.took: float | None = None
         self._has_layer = False  # it has shown one, so that there is something to report
+        self._pictures: list[tuple[int, int]] = []  # which messages, after how many events
         self._told = asyncio.Condition()
         self._process: asyncio.subprocess.Process | None = None
         self._why_stopped: str | None = None
@@ -60,6 +68,7 @@ class StudioRun:
             "seconds": time.monotonic() - self.began if self.took is None else self.took,
             "running": self.is_running,
             "report": self.has_report,
+            "data": None if self._data is None else self._data.summary(),
         }
 
     async def work(self, environment: dict[str, str], seconds: float) -> None:
@@ -70,6 +79,7 @@ class StudioRun:
             self._process = await asyncio.create_subprocess_exec(
                 *_WORKER,
                 str(self.report),
+                *self._files(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -120,6 +130,11 @@ class StudioRun:
                 sent += 1
                 yield sent, message
 
+    def _files(self) -> list[str]:
+        if self._data is None:
+            return []
+        return [json.dumps({name: str(path) for name, path in self._data.files.items()})]
+
     async def _listen(self, process: asyncio.subprocess.Process) -> bytes:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -136,17 +151,20 @@ class StudioRun:
             complaints.cancel()
 
     async def _tell(self, message: str) -> None:
-        kind = json.loads(message)["kind"]
+        told = json.loads(message)
         async with self._told:
-            # Old pictures are of no use to who comes late; their numbers stay taken.
-            if kind == "heads":
-                self._has_layer = True
-                for i in range(len(self.messages) - 1, -1, -1):
-                    if self.messages[i].startswith('{"kind": "heads"'):
-                        self.messages[i] = '{"kind": "past"}'
-                        break
             self.messages.append(message)
+            if told["kind"] == "heads":
+                self._has_layer = True
+                self._pictures.append((len(self.messages) - 1, told.get("at", 0)))
+                self._thin_pictures()
             self._told.notify_all()
+
+    def _thin_pictures(self) -> None:
+        """Keep few, evenly spread over the events; the numbers of the others stay taken."""
+        if len(self._pictures) > _PICTURES:
+            place, _ = self._pictures.pop(thin([at for _, at in self._pictures]))
+            self.messages[place] = '{"kind": "past"}'
 
     async def _end(self, errors: bytes) -> None:
         last = json.loads(self.messages[-1]) if self.messages else {}
@@ -190,16 +208,16 @@ class Runs:
         self._runs: dict[int, StudioRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._count = 0
+        self.files = DroppedFiles(limits, self._environment, self._make_folder)
 
     def start(self, wish: Wish) -> StudioRun:
         """Begin a run; TooManyRuns where as many are running as may."""
         running = sum(run.is_running for run in self._runs.values())
         if running >= self.limits.running:
             raise TooManyRuns(f"{running} runs are going on, and no more may: stop one, or wait")
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="mhalearn-studio-")
         self._count += 1
-        run = StudioRun(self._count, wish, Path(self._folder.name) / f"run-{self._count}.html")
+        report = self._make_folder() / f"run-{self._count}.html"
+        run = StudioRun(self._count, wish, report, self.files.find(wish.data))
         self._runs[run.number] = run
         self._forget_old()
         work = run.work(self._environment, wish.seconds + self.limits.grace)
@@ -222,6 +240,11 @@ class Runs:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+    def _make_folder(self) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="mhalearn-studio-")
+        return Path(self._folder.name)
 
     def _forget_old(self) -> None:
         ended = [run for run in self._runs.values() if not run.is_running]

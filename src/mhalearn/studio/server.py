@@ -17,20 +17,22 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mhalearn.studio.connections import FewRequests, PromptProtocol
-from mhalearn.studio.request import INPUTS, PRESETS, Limits, bounds, list_methods, read_wish
+from mhalearn.studio.counting import count
+from mhalearn.studio.own_data import ENDINGS
+from mhalearn.studio.recorded import PAGE, RECORDED
+from mhalearn.studio.request import INPUTS, PRESETS, Limits, Wish, bounds, list_methods, read_wish
 from mhalearn.studio.runs import Runs, StudioRun, TooManyRuns
 
 HOST = "127.0.0.1"
 _NAMES = ("127.0.0.1", "localhost")
 _OWN_HOST = re.compile(rf"({'|'.join(map(re.escape, _NAMES))})(:[0-9]{{1,5}})?", re.IGNORECASE)
-_PAGE = Path(__file__).parent / "page"
 _LARGEST_BODY = 4096
 # Seconds for the body of a request, which is one small object.
 _BODY_SECONDS = 3.0
@@ -50,12 +52,14 @@ def make_app(limits: Limits, environment: dict[str, str] | None = None) -> Starl
     app = Starlette(
         routes=[
             Route("/about", answers.about),
+            Route("/check", answers.check, methods=["POST"]),
+            Route("/data", answers.receive, methods=["POST"]),
             Route("/runs", answers.index),
             Route("/runs", answers.start, methods=["POST"]),
             Route("/runs/{number:int}/stop", answers.stop, methods=["POST"]),
             Route("/runs/{number:int}/events", answers.events),
             Route("/runs/{number:int}/report", answers.report),
-            Mount("/", StaticFiles(directory=_PAGE, html=True)),
+            Mount("/", StaticFiles(directory=PAGE, html=True)),
         ],
         middleware=[Middleware(OnlyThisPage), Middleware(FewRequests)],
         lifespan=lifespan,
@@ -78,6 +82,9 @@ class Answers:
                 "methods": list_methods(),
                 "inputs": INPUTS,
                 "presets": {name: dataclasses.asdict(wish) for name, wish in PRESETS.items()},
+                "file_bytes": limits.file_bytes,
+                "endings": ENDINGS,
+                "recorded": [f"recorded/{path.name}" for path in sorted(RECORDED.glob("*.json"))],
             }
         )
 
@@ -86,12 +93,39 @@ class Answers:
 
     async def start(self, request: Request) -> Response:
         try:
-            wish = read_wish(await _json_body(request), self._runs.limits)
+            wish = await self._read_wish(request)
+            if (problem := (await self._count(wish))["problem"]) is not None:
+                raise ValueError(problem)
             return JSONResponse(self._runs.start(wish).summary(), 201)
         except ValueError as error:
             return _refuse(400, str(error))
         except TooManyRuns as error:
             return _refuse(429, str(error))
+
+    async def check(self, request: Request) -> Response:
+        """What counting knows of a run, without starting it."""
+        try:
+            return JSONResponse(await self._count(await self._read_wish(request)))
+        except ValueError as error:
+            return JSONResponse({"limit": None, "ratio": None, "problem": str(error)})
+
+    async def receive(self, request: Request) -> Response:
+        """Files of the visitor's own; they stay on this machine, in a folder that is removed."""
+        try:
+            names, sizes = _announced(request)
+            dropped = await self._runs.files.receive(names, sizes, request.stream())
+            return JSONResponse(dropped.summary(), 201)
+        except ValueError as error:
+            return _refuse(400, str(error))
+        except ClientDisconnect:
+            return _refuse(400, "the file did not come to its end")
+
+    async def _read_wish(self, request: Request) -> Wish:
+        limits, files = self._runs.limits, self._runs.files
+        return read_wish(await _json_body(request), limits, files.find_sizes)
+
+    async def _count(self, wish: Wish) -> dict[str, Any]:
+        return await asyncio.to_thread(count, wish, self._runs.files.find_sizes)
 
     async def stop(self, request: Request) -> Response:
         run = self._find(request)
@@ -181,6 +215,16 @@ def _policy(path: str) -> bytes:
 
 def _refuse(code: int, why: str) -> Response:
     return JSONResponse({"error": " ".join(why.split())}, code)
+
+
+def _announced(request: Request) -> tuple[list[str], list[int]]:
+    """Names and sizes of the files in a body, from its address: one `file` each, SIZE:NAME."""
+    if request.headers.get("content-type", "") != "application/octet-stream":
+        raise ValueError("send files as application/octet-stream")
+    files = [one.partition(":") for one in request.query_params.getlist("file")]
+    if not all(size.isascii() and size.isdigit() and len(size) < 12 for size, _, _ in files):
+        raise ValueError("announce each file as file=SIZE:NAME")
+    return [name for _, _, name in files], [int(size) for size, _, _ in files]
 
 
 async def _json_body(request: Request) -> Any:
