@@ -1,15 +1,13 @@
-"""The scikit-learn facade: learner, polish, certificate, verdict, in that order. No mathematics."""
+"""The settings of a fit, as scikit-learn has them, and what it leaves behind. No mathematics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
@@ -19,32 +17,19 @@ from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn._runtime.types import Float64
 from mhalearn._runtime.version import __version__
 from mhalearn.data import Examples, Survey, as_examples, check_sizes
-from mhalearn.data.input_information import measure_information
-from mhalearn.data.label_precision import DOUBLE, Precision, label_precision
-from mhalearn.data.span import find_coordinates
-from mhalearn.judge.box_answers import box_in_span
+from mhalearn.estimator.fitting import Task, gather, solve
 from mhalearn.judge.certificate import Certificate
-from mhalearn.judge.evidence import Evidence
-from mhalearn.judge.refit import may_refit, refit
 from mhalearn.judge.score import add_tokens, determination
-from mhalearn.judge.shown_example import choose_example
-from mhalearn.judge.solution import Solution
-from mhalearn.judge.span import Fit, lift_fit
-from mhalearn.judge.subsets import Subsets, split_to_certify
-from mhalearn.judge.verdict import agree, judge
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
-from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation
 from mhalearn.layer.position_bias import PositionBias
 from mhalearn.layer.qk_norm import QKNorm
 from mhalearn.layer.rope import Rope
-from mhalearn.layer.span_coordinates import SpanCoordinates
 from mhalearn.learners.options import find_options, list_options
 from mhalearn.learners.protocol import Learner
 from mhalearn.learners.registry import find_learner
 from mhalearn.learners.settings import (
-    check_candidate,
     check_settings,
     check_start,
     check_supported,
@@ -52,14 +37,8 @@ from mhalearn.learners.settings import (
 from mhalearn.report.terminal import Progress
 from mhalearn.run.checkpoint import Checkpoint, hold_checkpoint
 from mhalearn.run.events import Event
-from mhalearn.run.outcome import Candidate, Outcome
+from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
-from mhalearn.run.watch import Watch
-from mhalearn.solvers.merge_heads import reduce_heads
-from mhalearn.solvers.polish import polish_on
-
-# Heads to have room for where their number is open and their rank is not known.
-_PLAUSIBLE = 8
 
 
 class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -179,15 +158,30 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 attention=self.attention,
             )
             check_supported(self._learner, self._architecture)
-            self._box = examples.box
-            examples, working_set, survey = self._gather(examples)
+            box = examples.box
+            examples, working_set, survey = gather(examples, self._architecture, seed, self._run)
             check_sizes(survey)
             self._seen = survey.remembered
             if self.checkpoint is not None:
                 self._run.follow(self._open_checkpoint(examples, survey))
+            task = Task(
+                architecture=self._architecture,
+                examples=examples,
+                working_set=working_set,
+                survey=survey,
+                box=box,
+                learner=self._learner,
+                options=self._options,
+                polish=bool(self.polish),
+                residual=bool(self.residual),
+                seed=seed,
+                run=self._run,
+                metadata=self._metadata,
+                settings=self._settings(examples),
+            )
             try:
                 with one_lapack_thread():
-                    solution = self._solve(examples, working_set, survey, self._run)
+                    solution = solve(task)
             except BaseException:
                 with suppress(OSError):  # what broke the run is to be told
                     self._run.checkpoint.flush()
@@ -227,159 +221,6 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         run: Run | None = getattr(self, "_run", None)
         return None if run is None or run.layer_at_hand is None else run.layer_at_hand()
-
-    def _gather(self, examples: Examples) -> tuple[Examples, Examples, Survey]:
-        """The examples, in memory if they are few; the working set, or all; and their survey."""
-        plausible = self._architecture
-        if plausible.n_heads is None:
-            any_rank = plausible.head_dim is None
-            plausible = plausible.with_heads(_PLAUSIBLE if any_rank else plausible.usual_heads())
-        count = examples.working_set_size(plausible)
-        if count == examples.n:
-            examples = examples if examples.in_memory else examples.subset(slice(None))
-            return examples, examples, examples.survey()
-        survey, working_set = examples.survey_and_sample(count, self.random_state)
-        detail = f"{count} of {examples.n} examples"
-        self._run.emit("working set", count, detail=detail, of=examples.n)
-        return examples, working_set, survey
-
-    def _solve(
-        self, examples: Examples, working_set: Examples, survey: Survey, run: Run
-    ) -> Solution:
-        """The order of the steps: split, learn, polish, judge, and under noise fit once more; in
-        coordinates of the tokens' span where those of the user will not do."""
-        # A difference is rounded as its terms are, and not in proportion to its own size.
-        precision = DOUBLE if self.residual else label_precision(working_set)
-        self._coordinates = self._find_coordinates(examples, working_set, precision)
-        inside = self._inside(working_set)
-        information = measure_information(inside, self._searched, precision.unit)
-        given = split_to_certify(
-            examples, working_set, self._searched, information, self.random_state
-        )
-        subsets = Subsets(
-            self._inside(given.every),
-            inside,
-            self._inside(given.train),
-            None if given.certify is None else self._inside(given.certify),
-            given.certify_groups,
-        )
-        box = self._box
-        if box is not None and self._coordinates is not None:
-            box = box_in_span(box, self._coordinates, working_set)
-        learned = self._learn(given, subsets.train, survey)
-        candidate, converged = self._polish(learned, subsets.train)
-        time_is_up = run.begin_judging()
-        evidence = Evidence(
-            candidate=candidate,
-            architecture=self._searched,
-            subsets=subsets,
-            run=run,
-            precision=precision,
-            information=information,
-            polished=self._ends_polished,
-            converged=converged,
-            box=box,
-            given=given.train,
-            residual=self.residual,
-            time_is_up=time_is_up,
-        )
-        certificate = evidence.certificate
-        if certificate is not None:
-            run.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
-        verdict = judge(evidence)
-        layer, told = evidence.layer, ""
-        certificate = agree(evidence, verdict)
-        if certificate is not None and self.polish and may_refit(verdict, evidence):
-            cause = "Noise" if verdict.findings[0].name == "noise" else "Rounding"
-            layer, certificate, told = refit(certificate, evidence, cause, self._metadata)
-        if self._coordinates is not None and isinstance(layer, AttentionLayer):
-            fit = Fit(
-                layer, verdict, certificate, given.train, given.certify, working_set, precision
-            )
-            watch = Watch(run, "identifiability")
-            layer, verdict, certificate = lift_fit(fit, self._coordinates, watch)
-        reason = verdict.reason + told
-        run.emit("outcome", detail=f"{verdict.outcome.name}: {reason}")
-        return Solution(
-            layer=layer.replace(seen=self._seen),
-            outcome=verdict.outcome,
-            trace=run.events,
-            reason=reason,
-            certificate=certificate,
-            settings=self._settings(examples),
-            findings=verdict.findings,
-            phases=candidate.phases,
-            example=choose_example(
-                given.train if given.certify is None else given.certify,
-                held_out=certificate is not None and not certificate.refitted,
-                causal=bool(self.causal),
-            ),
-            token_spectrum=None if self._coordinates is None else self._coordinates.span.spectrum,
-        )
-
-    def _find_coordinates(
-        self, examples: Examples, working_set: Examples, precision: Precision
-    ) -> SpanCoordinates | None:
-        """Those to learn and judge in, told to the run; None where the user's will do, or where the
-        learner does not know the layers of the others."""
-        coordinates = find_coordinates(
-            working_set,
-            self._architecture,
-            precision,
-            others=examples if working_set.n < examples.n else None,
-            whiten=self._learner.whitens,
-        )
-        if coordinates is None or self._learner.supports(coordinates.reduced) is not None:
-            return None
-        span = coordinates.span
-        coordinates = coordinates.recorded(self._run.checkpoint.once("span", coordinates.arrays))
-        self._run.enter(coordinates)
-        detail = f"{span.rank} of {span.d} dimensions, whitened"
-        self._run.emit("span", span.rank, detail=detail, of=span.d)
-        return coordinates
-
-    @property
-    def _searched(self) -> Architecture:
-        """The class of layers in the coordinates that are learned in."""
-        return self._architecture if self._coordinates is None else self._coordinates.reduced
-
-    def _inside(self, examples: Examples) -> Examples:
-        """Examples in those coordinates."""
-        return examples if self._coordinates is None else examples.in_span(self._coordinates)
-
-    def _learn(self, given: Subsets, train: Examples, survey: Survey) -> Candidate:
-        """Run the learner on `train` or, if it can, on all but `certify`.
-
-        given: the subsets as the user has them, whose hashes the survey knows.
-        """
-        learner, searched, all_given = self._learner, self._searched, train
-        if given.has_more and learner.streams:
-            certify = given.certify
-            apart = np.zeros(0, np.uint64) if certify is None else certify.survey().input_hashes
-            all_given = self._inside(given.every.view(~np.isin(survey.input_hashes, apart)))
-            all_given = all_given.with_working_set(train)
-
-        def learn() -> Candidate:
-            found = learner.learn(all_given, searched, self._run, self._options)
-            return check_candidate(found, learner, searched)
-
-        return self._run.once("solution", learn)
-
-    def _polish(self, learned: Candidate, train: Examples) -> tuple[Candidate, bool]:
-        """The candidate to be judged: polished, with no head too many, unless the search failed;
-        and whether the descent came to rest."""
-        layer, converged = learned.layer, True
-        if self.polish and learned.outcome is Outcome.FITTED:
-            run, architecture = self._run, self._searched
-            layer, loss, converged = polish_on(train, layer, architecture, run)
-            if isinstance(layer, AttentionLayer):
-                layer, _ = reduce_heads(layer, loss, train, architecture, run)
-        return replace(learned, layer=layer.replace(metadata=self._metadata(train.n))), converged
-
-    @property
-    def _ends_polished(self) -> bool:
-        """Whether candidates end at the best fit nearby."""
-        return self.polish or not self._learner.needs_polish
 
     @property
     def _learner(self) -> Learner:
@@ -439,7 +280,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The running trace belongs to the process; callbacks are the caller's to restore."""
         state = dict(super().__getstate__())
         state.pop("_run", None)
-        for name in ("_seen", "_architecture", "_box", "_coordinates"):
+        for name in ("_seen", "_architecture"):
             state.pop(name, None)
         state["on_event"] = None
         return state
