@@ -119,8 +119,10 @@ def _decompose(
     scaled = root[:, None] * moments.square * root - flat @ flat.T
     begin(f"eigenvalues of a {size} x {size} matrix")
     theta_values = scipy.linalg.eigvalsh(scaled)
-    # Rounding of V^T J is divided by the least singular value of V kept.
-    theta_null = count_null(theta_values, _EPS / singular[w_null:].min(initial=1.0))
+    # Rounding of V^T J is divided by the least singular value of V kept; and no eigenvalue of an
+    # exact Schur complement is negative, so that those that are show how large rounding is.
+    rounded = max(_EPS / singular[w_null:].min(initial=1.0), -2 * float(theta_values[0]))
+    theta_null = count_null(theta_values, rounded)
     begin(f"covariance of {size} attention parameters")
     if theta_null == 0:
         half = scipy.linalg.solve_triangular(
