@@ -303,7 +303,7 @@ def test_flipped_bytes_in_a_shard_are_told(folder):
 
 def test_a_shard_larger_than_a_block_is_checked_as_a_whole(folder, monkeypatch):
     monkeypatch.setattr(shards, "_BLOCK", 300)
-    monkeypatch.setattr(storage, "_PIECE", 200)
+    monkeypatch.setattr("mhalearn._runtime.storage.tensors._PIECE", 200)
     path = folder / "shard-00001.safetensors"
     expected = load_examples(folder).arrays()
     data = bytearray(path.read_bytes())
