@@ -4,7 +4,6 @@
 over them.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from mhalearn._runtime import devices, storage
 from mhalearn._runtime.arrays import widen_bfloat16
 from mhalearn._runtime.seeds import Stream, generator
-from mhalearn._runtime.validation import check_count, check_shape
+from mhalearn._runtime.validation import check_count
 from mhalearn.data.box import Box
 from mhalearn.data.datasets import read_dataset
-from mhalearn.data.inputs import Sampler, check_kind
+from mhalearn.data.drawn import draw_examples
+from mhalearn.data.inputs import Sampler
 from mhalearn.data.shards import (
     as_json,
     block_tensors,
@@ -28,7 +28,6 @@ from mhalearn.data.shards import (
 )
 from mhalearn.data.sources import (
     ArraySource,
-    DrawnSource,
     ExampleBlock,
     ExampleSource,
     Multiplied,
@@ -39,11 +38,10 @@ from mhalearn.data.sources import (
     view_source,
 )
 from mhalearn.data.survey import Survey, merge_surveys, survey_blocks
+from mhalearn.data.walks import Indices, choose, cut_anew, is_ascending, survey_and_pick
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.span_coordinates import SpanCoordinates
 from mhalearn.run.events import Event
-
-Indices = slice | ArrayLike
 
 # Entries of a view, X and Y together, up to which it is held in memory: 64 MiB of doubles.
 _SMALL = 2**23
@@ -116,26 +114,9 @@ class Examples:
         progress: called with an Event after each block of labels, in every pass: its step is the
         number of examples labelled, of `data["of"]`. `terminal.Progress().on_event` draws it.
         """
-        check_kind(inputs)
-        n, k, d = check_shape(n, k, d)
-        check_count("seed", seed, least=0)
-        if not callable(f):
-            raise ValueError(f"f is a {type(f).__name__}: pass a callable from X to Y")
-        if not (math.isfinite(noise) and noise >= 0):
-            raise ValueError(f"noise={noise}: pass a number of at least 0")
-        if progress is not None and not callable(progress):
-            raise ValueError(
-                f"progress={progress!r}: pass a function of an Event, "
-                "such as mhalearn.report.terminal.Progress().on_event"
-            )
+        source = draw_examples(f, inputs, (n, k, d), seed, noise, progress, keep, one_by_one)
         name = inputs if isinstance(inputs, str) else getattr(inputs, "__name__", "sampler")
-        if keep is not None and devices.n_processes() > 1:
-            raise ValueError("keep: one process alone can keep answers: leave it out")
-        box = Box(f, one_by_one=bool(one_by_one))
-        return cls._over(
-            DrawnSource(box, inputs, n, k, d, seed, noise, progress, keep),
-            {"inputs": name, "seed": int(seed), "noise": float(noise)},
-        )
+        return cls._over(source, {"inputs": name, "seed": int(seed), "noise": float(noise)})
 
     @classmethod
     def from_dataset(
@@ -157,8 +138,8 @@ class Examples:
     def box(self) -> Box | None:
         """What labels are asked of, where it is a function that says nothing but the truth: None
         for examples in memory or files, and where noise is added to its answers."""
-        source = self._source
-        return source.box if isinstance(source, DrawnSource | WithoutResidual) else None
+        box: Box | None = getattr(self._source, "box", None)
+        return box
 
     @property
     def n(self) -> int:
@@ -236,21 +217,7 @@ class Examples:
         )
 
     def _chunks(self, size: int) -> Iterator[ExampleBlock]:
-        waiting: list[ExampleBlock] = []
-        count = 0
-        for index in range(len(self._source.starts) - 1):
-            block = self._source.block(index)
-            start = 0
-            while start < len(block.x):
-                part = block.rows(slice(start, start + size - count))
-                waiting.append(part)
-                start, count = start + len(part.x), count + len(part.x)
-                if count == size:
-                    yield join_blocks(waiting)
-                    waiting, count = [], 0
-            del block, part  # before the next block is read
-        if waiting:
-            yield join_blocks(waiting)
+        return cut_anew(self._source, size)
 
     def arrays(self) -> ExampleBlock:
         """X, Y and lengths of all examples, in memory, in their own dtypes."""
@@ -260,22 +227,26 @@ class Examples:
         )
         return next(self._chunks(max(1, self.n)), none)
 
+    def _held(self, block: ExampleBlock) -> "Examples":
+        """A block as examples in memory, with lengths where these have them."""
+        lengths = block.lengths if self.has_lengths else None
+        return Examples(block.x, block.y, lengths, metadata=self.metadata)
+
     def subset(self, indices: Indices) -> "Examples":
         """Some of the examples, in memory, in the order asked for: a slice, numbers, or a mask.
 
         Of examples that are not in memory, only the blocks that hold the chosen ones are read. Of
         those that many processes share, each holds its own, unless all take at most 64 MiB.
         """
-        chosen = self._chosen("subset", indices)
+        chosen = choose("subset", indices, self.n)
         ascending, place = chosen, None
-        if not _is_ascending(chosen):
+        if not is_ascending(chosen):
             ascending, place = np.unique(chosen, return_inverse=True)
         small = len(chosen) * self._entries <= _SMALL
         if isinstance(self._source, Shares) and place is None and not small:
             return Examples._over(self._source.view(chosen, keep=True), self.metadata)
         block = Examples._over(view_source(self._source, ascending), {}).arrays()
-        x, y, lengths = block if place is None else block.rows(place)
-        return Examples(x, y, lengths if self.has_lengths else None, metadata=self.metadata)
+        return self._held(block if place is None else block.rows(place))
 
     def view(self, indices: Indices) -> "Examples":
         """As `subset`, for ascending choices: many examples stay where they are until used.
@@ -283,8 +254,8 @@ class Examples:
         They are brought into memory at once if all are there, or if as doubles they take at most
         64 MiB: reading them again and again would cost more than holding them.
         """
-        chosen = self._chosen("view", indices)
-        if not _is_ascending(chosen):
+        chosen = choose("view", indices, self.n)
+        if not is_ascending(chosen):
             raise ValueError("view: choose each example once, in ascending order; or use subset")
         if self.in_memory or len(chosen) * self._entries <= _SMALL:
             return self.subset(chosen)
@@ -300,8 +271,7 @@ class Examples:
         else:
             examples = Examples._over(Multiplied(self._source, matrix, origin), self.metadata)
             if self.in_memory:
-                given = self.lengths if self.has_lengths else None
-                examples = Examples(*examples.arrays()[:2], given, metadata=self.metadata)
+                examples = self._held(examples.arrays())
         if self._working_set is not None:
             examples._working_set = self._working_set.multiplied(matrix, origin)
         return examples
@@ -322,25 +292,7 @@ class Examples:
         if isinstance(source, Shares):
             return Examples._over(source.over(WithoutResidual), self.metadata)
         examples = Examples._over(WithoutResidual(source), self.metadata)
-        if self.in_memory:
-            lengths = self.lengths if self.has_lengths else None
-            return Examples(*examples.arrays()[:2], lengths, metadata=self.metadata)
-        return examples
-
-    def _chosen(self, asker: str, indices: Indices) -> NDArray[np.int64]:
-        try:
-            if isinstance(indices, slice):
-                chosen = np.arange(*indices.indices(self.n))
-            else:
-                chosen = np.arange(self.n)[np.asarray(indices)]
-        except (IndexError, ValueError, TypeError):
-            chosen = np.arange(0)
-        if chosen.ndim != 1 or chosen.size == 0:
-            raise ValueError(
-                f"{asker}: choose at least one example by a slice, a mask of {self.n}, or a list "
-                f"of numbers from 0 to {self.n - 1}"
-            )
-        return chosen
+        return self._held(examples.arrays()) if self.in_memory else examples
 
     def survey(self) -> Survey:
         """Hashes and largest entries of all examples, in one pass."""
@@ -387,7 +339,8 @@ class Examples:
         if isinstance(self._source, Shares):
             cuts, here = np.searchsorted(chosen, self.bounds), devices.process_index()
             own = chosen[slice(*cuts[here:][:2])] - self.bounds[here]
-            survey, mine = self.mine()._survey_and_pick(own, np.arange(len(own)))
+            part = self.mine()
+            survey, mine = survey_and_pick(part._chunks(1024), part.n, own, np.arange(len(own)))
             survey = merge_surveys(survey)
             owners = np.flatnonzero(np.diff(cuts)).tolist()
             parts = [
@@ -396,31 +349,8 @@ class Examples:
             ]
             block = join_blocks(parts).rows(np.argsort(place))
         else:
-            survey, block = self._survey_and_pick(chosen, place)
-        given = block.lengths if self.has_lengths else None
-        return survey, Examples(block.x, block.y, given, metadata=self.metadata)
-
-    def _survey_and_pick(
-        self, chosen: NDArray[np.int64], place: NDArray[np.int64]
-    ) -> tuple[Survey, ExampleBlock]:
-        """`survey`, and the chosen examples, ascending, each put into its place."""
-        count = len(chosen)
-        lengths = np.empty(count, np.int64)
-        x = y = np.empty(0)
-
-        def picking() -> Iterator[ExampleBlock]:
-            nonlocal x, y
-            start = 0
-            for block in self._chunks(1024):
-                if start == 0:
-                    x, y = (np.empty((count, *part.shape[1:]), part.dtype) for part in block[:2])
-                first, last = np.searchsorted(chosen, [start, start + len(block.x)])
-                there, here = place[first:last], chosen[first:last] - start
-                x[there], y[there], lengths[there] = block.rows(here)
-                start += len(block.x)
-                yield block
-
-        return survey_blocks(picking(), self.n), ExampleBlock(x, y, lengths)
+            survey, block = survey_and_pick(self._chunks(1024), self.n, chosen, place)
+        return survey, self._held(block)
 
     def hashes(self) -> NDArray[np.uint64]:
         """A 64-bit hash of each example's values; see `Survey`."""
@@ -474,7 +404,3 @@ class Examples:
                 f"{storage.show(path)}: name a .safetensors or .npz file, "
                 "or pass shard_size to write a folder of shards"
             )
-
-
-def _is_ascending(chosen: NDArray[np.int64]) -> bool:
-    return bool(np.all(chosen[1:] > chosen[:-1]))
