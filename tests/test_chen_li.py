@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
+from scipy.optimize import linprog, minimize
 
 import mhalearn as mha
 from mhalearn.layer.dense import Dense
@@ -15,9 +15,14 @@ from mhalearn.learners.chen_li.breakdown import check_rank
 from mhalearn.learners.chen_li.epsilon_net import literal_net
 from mhalearn.learners.chen_li.input_distribution import recognise_inputs
 from mhalearn.learners.chen_li.phase2_body import ConvexBody, sculpt_body
-from mhalearn.learners.chen_li.phase2_certification import certify_rows, screen_pairs
+from mhalearn.learners.chen_li.phase2_certification import (
+    certify_rows,
+    screen_pairs,
+    solve_programmes,
+)
 from mhalearn.learners.chen_li.phase3_refined_sum import large_margin_rows, refine_projection_sum
 from mhalearn.learners.chen_li.phase5_span import span_by_queries
+from mhalearn.learners.chen_li.programme_vertices import has_few_vertices, solve_by_vertices
 from mhalearn.learners.chen_li.span import exact_span, span_angle
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
@@ -78,6 +83,30 @@ def test_screen_and_programme_agree_on_the_pair_and_the_programme_is_never_worse
     assert np.allclose(whole.attention.sum(axis=1), 1.0)
 
 
+@pytest.mark.parametrize(("k", "e"), [(2, 5), (3, 8), (4, 6)])
+def test_the_best_vertex_of_a_programme_is_what_a_simplex_method_finds(k, e):
+    rng = np.random.default_rng(k)
+    images = rng.normal(size=(60, k, e))
+    images[:5, 0] = images[:5, 1]  # equal tokens: planes that do not meet in one point
+    labels = np.einsum("ck,cke->ce", rng.dirichlet(np.ones(k), 60), images)
+    labels[20:] += 0.5 * rng.normal(size=(40, e))
+    labels[30] = 0.0
+    upper = np.ones((60, k))
+    upper[40:, 0] = 0.0
+    assert has_few_vertices(k, e)
+    found, expected = (
+        solve(images, labels, upper) for solve in (solve_by_vertices, solve_programmes)
+    )
+    left, least = (
+        np.abs(labels - np.einsum("ck,cke->ce", p, images)).sum(axis=1) for p in (found, expected)
+    )
+    assert np.abs(left - least).max() < 1e-9
+    assert found.min() >= 0
+    assert np.abs(found.sum(axis=1) - 1).max() < 1e-12
+    assert found[40:, 0].max() == 0
+    assert not has_few_vertices(6, 24)
+
+
 def test_equal_tokens_certify_nothing(truth):
     """They share their weight: the label shows log(p_a / (p_b + p_c)), which no head has."""
     tokens = mha.sample_inputs("boolean", 500, K, D, seed=5)
@@ -126,6 +155,44 @@ def test_linear_optimisation_membership_and_width_of_a_known_box():
     outside = body.membership(np.array([[1.5, 0.0], [0.0, 0.0]]))
     assert not outside.inside
     assert outside.violation == pytest.approx(0.5)
+
+
+@pytest.fixture(scope="module")
+def polytope():
+    rng = np.random.default_rng(5)
+    query, difference = rng.normal(size=(2, 40, 3))
+    return ConvexBody(query, difference, 0.2 * rng.normal(size=40), np.full(40, 0.5), box=2.0)
+
+
+def test_members_on_a_ray_are_those_that_satisfy_every_row(polytope):
+    rng = np.random.default_rng(6)
+    for inside, start in ((True, np.zeros((3, 3))), (False, rng.normal(size=(3, 3)))):
+        ways, lengths = rng.normal(size=(200, 3, 3)), rng.exponential(0.2, size=200)
+        ways[:50, 0] = 0.0
+        found = polytope.along(start, ways)(lengths)
+        points = start + lengths[:, None, None] * ways
+        assert found.tolist() == [polytope.membership(point).inside for point in points]
+        assert not inside or 0.2 < found.mean() < 0.8
+    way, turned = ways[0], ways[0] + 0.1 * np.eye(9).reshape(9, 3, 3)
+    one, other = polytope.along(start, way, 0.1), polytope.along(start, turned)
+    for length in (0.0, 0.1, 0.3, 1.0):
+        assert np.array_equal(one(np.full(9, length)), other(np.full(9, length)))
+
+
+def test_linear_optimisation_over_a_body_equals_an_independent_solver(polytope):
+    rng = np.random.default_rng(7)
+    normals, c = polytope.normals, len(polytope.offsets)
+    for direction in rng.normal(size=(3, 3, 3)):
+        price = polytope.penalty * np.linalg.norm(direction)
+        solved = linprog(
+            np.concatenate([-direction.ravel(), np.full(c, price)]),
+            A_ub=np.block([[normals, -np.eye(c)], [-normals, -np.eye(c)]]),
+            b_ub=np.concatenate([polytope.offsets + 0.5, 0.5 - polytope.offsets]),
+            bounds=[(-2.0, 2.0)] * 9 + [(0, None)] * c,
+        )
+        best = polytope.maximise(direction)
+        excess = np.maximum(np.abs(polytope.errors(best)) - polytope.tolerances, 0).sum()
+        assert np.sum(direction * best) - price * excess == pytest.approx(-solved.fun, rel=1e-5)
 
 
 def test_shape_and_queries_find_the_span_of_the_heads(truth, rows):

@@ -25,6 +25,8 @@ from mhalearn.solvers.scaled_problem import Problem
 
 # Tuples solved at once, and most of them: more would outlast all other phases.
 _AT_ONCE, _MOST = 1024, 4_000_000
+# Parts in which the Gram matrix is made, each from its own diagonal on.
+_SLABS = 8
 
 
 @dataclass(frozen=True)
@@ -66,18 +68,29 @@ def net_points(span: Span, radius: float, spacing: float) -> Float64:
 def _gram_matrices(
     points: Float[Array, "p d d"], data: Chunk, at_once: int
 ) -> tuple[Float[Array, "f f"], Float[Array, "f e"], Float[Array, ""]]:
-    """Inner products of all points' means, and of these with the labels; the labels' energy."""
-    groups = points.reshape(-1, at_once, *points.shape[1:])
+    """Inner products of all points' means, and of these with the labels; the labels' energy.
 
-    def moments(chunk: Chunk) -> tuple[Array, Array, Array]:
+    Of the first only those of a point with itself and with later ones: the others are the same.
+    """
+    groups = points.reshape(-1, at_once, *points.shape[1:])
+    width = points.shape[0] * points.shape[1]
+    edges = [width * slab // _SLABS for slab in range(_SLABS + 1)]
+
+    def moments(chunk: Chunk) -> tuple[list[Array], Array, Array]:
         labels = chunk.labels * chunk.weight[..., None]
         means = jax.lax.map(lambda group: attend(group, chunk).means, groups)  # (g, b, k, a, d)
         rows = chunk.weight.size
         long = jnp.moveaxis(means, 0, 2).reshape(rows, -1) * chunk.weight.reshape(rows, 1)
         flat = labels.reshape(rows, -1)
-        return long.T @ long, long.T @ flat, jnp.sum(flat**2)
+        slabs = [long[:, a:b].T @ long[:, a:] for a, b in itertools.pairwise(edges)]
+        return slabs, long.T @ flat, jnp.sum(flat**2)
 
-    return sum_over_chunks(moments, data)
+    slabs, onto, energy = sum_over_chunks(moments, data)
+    return (
+        jnp.concatenate([jnp.pad(s, ((0, 0), (width - s.shape[1], 0))) for s in slabs]),
+        onto,
+        energy,
+    )
 
 
 @partial(jax.jit, static_argnames="d")
@@ -92,15 +105,20 @@ def _tuple_errors(
 
     def error(one: Array) -> Array:
         chosen = columns(one)
-        gram = fit[0][chosen[:, None], chosen]
+        gram = _mirrored(fit[0][chosen[:, None], chosen])
         floor = 1e-10 * jnp.trace(gram) / len(chosen)
         w = jax.scipy.linalg.solve(
             gram + floor * jnp.eye(len(chosen)), fit[1][chosen], assume_a="pos"
         )
-        shown = held[0][chosen[:, None], chosen]
+        shown = _mirrored(held[0][chosen[:, None], chosen])
         return held[2] - 2 * jnp.sum(w * held[1][chosen]) + jnp.sum(w * (shown @ w))
 
     return jax.lax.map(error, tuples, batch_size=64) / held[2]
+
+
+def _mirrored(upper: Array) -> Array:
+    """The symmetric matrix of which the upper triangle is given."""
+    return jnp.triu(upper) + jnp.triu(upper, 1).T
 
 
 @in_float64
@@ -134,7 +152,8 @@ def literal_net(
     errors = np.nan_to_num(errors, nan=np.inf)
     best = tuples[int(np.argmin(errors))]
     columns = (best[:, None] * d + np.arange(d)).reshape(-1)
-    normal, right = np.asarray(gram[0])[np.ix_(columns, columns)], np.asarray(gram[1])[columns]
+    normal = np.asarray(_mirrored(gram[0][columns[:, None], columns]))
+    right = np.asarray(gram[1])[columns]
     w = np.linalg.lstsq(normal, right, rcond=1e-12)[0]
     layer = fit.layer(np.asarray(theta)[best], w.astype(np.float64))
     return layer, float(errors.min()), np.sort(errors)

@@ -18,6 +18,8 @@ from mhalearn.solvers.scaled_problem import make_problem
 
 # Rows that the literal net's least squares see, over its m d unknowns a column.
 _LITERAL_ROWS = 12
+# Examples on which all tuples are measured: the Gram matrix of their means is what takes longest.
+_CHOOSING = 1000
 # Rows over the same beyond which the counting limit asks for more than a net needs: it counts all
 # of Theta, of which the span leaves m^2 numbers open.
 _NET_ROWS = 4
@@ -57,7 +59,11 @@ def search_net_step(task: Task, span: Span) -> NetResult:
 
 
 def literal_net_step(task: Task, span: Span) -> NetResult:
-    """The net over all m-tuples; validation examples, which no other phase saw, choose."""
+    """The net over all m-tuples; validation examples, which no other phase saw, choose.
+
+    The first of them measure every tuple; what is said of the chosen one is by all of them, and
+    holds for every tuple at once, so that the choice may look at any of them.
+    """
     few, constants, m = task.few, task.constants, span.n_heads
     if m > 1 + len(constants.net_spacing):
         raise Breakdown(
@@ -70,13 +76,13 @@ def literal_net_step(task: Task, span: Span) -> NetResult:
     kind = Dense(few.architecture(m))
     rows = _LITERAL_ROWS * m * task.d
     fit = make_problem(few.subset(slice(0, min(few.n, math.ceil(rows / few.k)))), kind)
-    held = make_problem(validation, kind)
+    held = make_problem(validation.subset(slice(0, min(validation.n, _CHOOSING))), kind)
     # Heads that are orthogonal and of one size are sqrt(m) times as large as their proxy.
     unit = math.sqrt(m)
     radius, spacing = unit * constants.net_radius, unit * constants.net_spacing[max(m - 2, 0)]
-    layer, error, errors = literal_net(span, fit, held, radius=radius, spacing=spacing)
+    layer, _, errors = literal_net(span, fit, held, radius=radius, spacing=spacing)
     x, labels, _ = validation.arrays()
     y = labels.astype(np.float64)
     squares = np.sum((layer(x) - y) ** 2, axis=(1, 2)) / np.mean(np.sum(y**2, axis=(1, 2)))
     stated = bound_error(squares, len(errors), constants.delta)
-    return replace(NetResult(layer, error, errors), generalisation=stated)
+    return replace(NetResult(layer, stated.error, errors), generalisation=stated)

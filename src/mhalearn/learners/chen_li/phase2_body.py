@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sparse
-from scipy.optimize import linprog
 
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float64
@@ -25,14 +24,28 @@ _DEFAULTS = Constants()
 
 
 @jax.jit
-def _contains_on_rays(
-    lengths: Array, start: tuple[Array, Array], ways: tuple[Array, Array], limits: tuple[Array, ...]
-) -> Array:
-    """Members among the points start + length x way: entries within the box, rows within theirs."""
+def _ends_of_rays(
+    start: tuple[Array, Array], ways: tuple[Array, Array], limits: tuple[Array, ...]
+) -> tuple[Array, Array]:
+    """Between which lengths the points start + length x way are members: where the entries are
+    within the box and the rows within their tolerances. The first is above the second on a ray
+    that misses the body."""
     offsets, tolerances, box = limits
-    entries = jnp.abs(start[0] + lengths[:, None] * ways[0])
-    errors = jnp.abs(start[1] + lengths[:, None] * ways[1] - offsets)
-    return (jnp.max(entries, axis=1) <= box) & jnp.all(errors <= tolerances, axis=1)
+    low, high = jnp.asarray(-jnp.inf), jnp.asarray(jnp.inf)
+    for place, way, middle, room in (
+        (start[0], ways[0], 0.0, box),
+        (start[1], ways[1], offsets, tolerances),
+    ):
+        apart = middle - place
+        moves = way != 0
+        step = jnp.where(moves, jnp.abs(way), 1.0)
+        near, reach = jnp.sign(way) * apart / step, room / step
+        never = ~moves & (jnp.abs(apart) > room)
+        first = jnp.where(moves, near - reach, jnp.where(never, jnp.inf, -jnp.inf))
+        last = jnp.where(moves, near + reach, jnp.inf)
+        low = jnp.maximum(low, jnp.max(first, axis=1))
+        high = jnp.minimum(high, jnp.min(last, axis=1))
+    return low, high
 
 
 @dataclass(frozen=True)
@@ -84,20 +97,23 @@ class ConvexBody:
         return self.along(np.zeros((self.d, self.d)), thetas)(np.ones(len(thetas)))
 
     @in_float64
-    def along(self, start: Float64, ways: Float64) -> Callable[[Float64], np.ndarray]:
+    def along(
+        self, start: Float64, ways: Float64, turn: float | None = None
+    ) -> Callable[[Float64], np.ndarray]:
         """Membership of the points start + length x way, for ways (s, d, d), asked by lengths (s,).
 
-        What the rows say of every way is worked out once, however often it is asked.
+        The body is convex, so that its members on a ray are between two lengths, which are worked
+        out once, however often it is asked.
+        turn: of a single way, turned by so much towards each entry in its turn: d^2 ways.
         """
         normals, *limits = self._on_device
         flat = [jnp.asarray(one.reshape(-1, self.d**2)) for one in (start, ways)]
         known = [(one, one @ normals) for one in flat]
-
-        @in_float64
-        def ask(lengths: Float64) -> np.ndarray:
-            return np.asarray(_contains_on_rays(jnp.asarray(lengths), *known, tuple(limits)))
-
-        return ask
+        if turn is not None:
+            entries, rows = known[1]
+            known[1] = (entries + turn * jnp.eye(self.d**2), rows + turn * normals)
+        low, high = map(np.asarray, _ends_of_rays(*known, tuple(limits)))
+        return lambda lengths: (lengths >= low) & (lengths <= high)
 
     @cached_property
     def _on_device(self) -> tuple[Array, ...]:
@@ -114,24 +130,7 @@ class ConvexBody:
         Source: phase 3 of Chen & Li, whose proxy it is. Trust: exact for this body; that its inner
         products with all Theta_i agree needs the body to be close to the affine hull.
         """
-        c, size = len(self.offsets), self.d**2
-        matrix, right = self._inequalities()
-        quadratic = sparse.diags([1.0] * size + [0.0] * c, format="csc")
-        linear = np.concatenate([np.zeros(size), np.full(c, self.penalty)])
-        limits = sparse.hstack(
-            [
-                sparse.vstack([sparse.identity(size), -sparse.identity(size)]),
-                sparse.csc_matrix((2 * size, c)),
-            ]
-        )
-        positive = sparse.hstack([sparse.csc_matrix((c, size)), -sparse.identity(c)])
-        settings = clarabel.DefaultSettings()
-        settings.verbose = False
-        stacked = sparse.vstack([matrix, limits, positive], format="csc")
-        bound = np.concatenate([right, np.full(2 * size, self.box), np.zeros(c)])
-        cones = [clarabel.NonnegativeConeT(len(bound))]
-        solved = clarabel.DefaultSolver(quadratic, linear, stacked, bound, cones, settings).solve()
-        return np.array(solved.x)[:size].reshape(self.d, self.d)
+        return self._solve(1.0, np.zeros((self.d, self.d)), self.penalty)
 
     def stretch(self, theta: Float64) -> float:
         """The factor at which a matrix shows the rows' log-odds, by least squares.
@@ -143,15 +142,33 @@ class ConvexBody:
         return float(shown @ self.offsets) / max(float(shown @ shown), 1e-300)
 
     def maximise(self, direction: Float64) -> Float64:
-        """argmax <direction, Theta> - penalty |direction| slack: a linear programme (HiGHS)."""
+        """argmax <direction, Theta> - penalty |direction| slack: a linear programme (Clarabel)."""
+        return self._solve(0.0, -direction, self.penalty * float(np.linalg.norm(direction)))
+
+    def _solve(self, curvature: float, slope: Float64, price: float) -> Float64:
+        """argmin curvature |Theta|^2 / 2 + <slope, Theta> + price * slack over the body."""
         c, size = len(self.offsets), self.d**2
-        matrix, right = self._inequalities()
-        price = self.penalty * float(np.linalg.norm(direction))
-        objective = np.concatenate([-direction.ravel(), np.full(c, price)])
-        bounds = [(-self.box, self.box)] * size + [(0, None)] * c
-        solved = linprog(objective, A_ub=matrix, b_ub=right, bounds=bounds, method="highs")
-        assert solved.status == 0, solved.message
-        return solved.x[:size].reshape(self.d, self.d)
+        eye, entries = sparse.identity(c), sparse.identity(size)
+        # Unknowns: Theta, what the rows say of it beyond their offsets, and slack. Every row of A
+        # enters once; that errors are within tolerance and slack costs next to nothing.
+        blocks = [
+            [sparse.csc_matrix(self.normals), -eye, None],
+            [None, eye, -eye],
+            [None, -eye, -eye],
+            [None, None, -eye],
+            [entries, None, None],
+            [-entries, None, None],
+        ]
+        within = [self.offsets, self.tolerances, self.tolerances, np.zeros(c)]
+        bound = np.concatenate([*within, np.full(2 * size, self.box)])
+        cones = [clarabel.ZeroConeT(c), clarabel.NonnegativeConeT(len(bound) - c)]
+        quadratic = sparse.diags([curvature] * size + [0.0] * 2 * c, format="csc")
+        linear = np.concatenate([slope.ravel(), np.zeros(c), np.full(c, price)])
+        settings = clarabel.DefaultSettings()
+        settings.verbose = False
+        matrix = sparse.bmat(blocks, format="csc")
+        solved = clarabel.DefaultSolver(quadratic, linear, matrix, bound, cones, settings).solve()
+        return np.array(solved.x)[:size].reshape(self.d, self.d)
 
     def width(self, direction: Float64) -> float:
         unit = direction / np.linalg.norm(direction)
@@ -167,13 +184,6 @@ class ConvexBody:
             difference=self.difference[kept],
             offsets=self.offsets[kept],
             tolerances=stretch * self.tolerances[kept],
-        )
-
-    def _inequalities(self) -> tuple[sparse.csc_matrix, Float64]:
-        normals, slack = sparse.csc_matrix(self.normals), sparse.identity(len(self.offsets))
-        matrix = sparse.bmat([[normals, -slack], [-normals, -slack]], format="csc")
-        return matrix, np.concatenate(
-            [self.offsets + self.tolerances, -self.offsets + self.tolerances]
         )
 
 

@@ -21,6 +21,7 @@ from mhalearn._runtime.devices import shard_locally
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
+from mhalearn.learners.chen_li.programme_vertices import has_few_vertices, solve_by_vertices
 from mhalearn.learners.chen_li.streaming import Lowest, Watcher, spread, up_to_sign, walk
 from mhalearn.learners.options import Constants
 
@@ -198,24 +199,27 @@ class Certification:
 def certify_rows(
     tokens: Float64, labels: Float64, total: Float64, allowed: NDArray[np.bool_] | None = None
 ) -> Certification:
-    """Minimise |y - p^T X W_sum|_1 over probability vectors p: one linear programme a row (HiGHS).
+    """Minimise |y - p^T X W_sum|_1 over probability vectors p: one linear programme a row.
 
-    allowed: (c, k) tokens that may carry weight; all unless given. Rows are solved together as one
-    block-diagonal programme, which costs less than many small ones.
+    allowed: (c, k) tokens that may carry weight; all unless given. With few tokens a programme is
+    solved by looking at its vertices, otherwise by HiGHS, many rows as one block-diagonal
+    programme, which costs less than many small ones.
     Source: certification in phase 2 of Chen & Li. Trust: the programme is solved exactly; that a
     small residual means that all heads attend alike needs m (k - 1) <= e, projections in general
     position and a good sum.
     """
     c, k, _ = tokens.shape
     images = tokens @ total
-    attention, residual = np.zeros((c, k)), np.zeros(c)
-    for start in range(0, c, _PROGRAMMES_AT_ONCE):
-        part = slice(start, min(c, start + _PROGRAMMES_AT_ONCE))
-        upper = np.ones((part.stop - start, k)) if allowed is None else allowed[part].astype(float)
-        attention[part] = _solve_programmes(images[part], labels[part], upper)
-        left = labels[part] - np.einsum("ck,cke->ce", attention[part], images[part])
-        residual[part] = np.abs(left).sum(axis=1)
-    return Certification(attention, residual)
+    upper = np.ones((c, k)) if allowed is None else allowed.astype(np.float64)
+    if has_few_vertices(k, images.shape[2]):
+        attention = solve_by_vertices(images, labels, upper)
+    else:
+        attention = np.zeros((c, k))
+        for start in range(0, c, _PROGRAMMES_AT_ONCE):
+            part = slice(start, start + _PROGRAMMES_AT_ONCE)
+            attention[part] = solve_programmes(images[part], labels[part], upper[part])
+    left = labels - np.einsum("ck,cke->ce", attention, images)
+    return Certification(attention, np.abs(left).sum(axis=1))
 
 
 @jax.jit
@@ -257,8 +261,9 @@ def fit_simplex(tokens: Float64, labels: Float64, total: Float64) -> Certificati
     return Certification(attention, np.abs(left).sum(axis=1))
 
 
-def _solve_programmes(images: Float64, labels: Float64, upper: Float64) -> Float64:
-    """Variables of a row: p (k), then t (e) with -t <= y - p^T V <= t; minimise the sum of t."""
+def solve_programmes(images: Float64, labels: Float64, upper: Float64) -> Float64:
+    """By HiGHS. Variables of a row: p (k), then t (e) with -t <= y - p^T V <= t, whose sum is
+    minimised."""
     c, k, e = images.shape
     # HiGHS's tolerances are absolute.
     size = np.maximum(np.abs(labels).max(axis=1), np.abs(images).max(axis=(1, 2)))

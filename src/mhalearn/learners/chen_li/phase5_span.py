@@ -26,7 +26,7 @@ _RAYS = 3
 # A known facet is where a ray ends to within this share; a normal gives its ray's length to within
 # this, or is none.
 _SAME, _ONE_FACET = 1e-4, 1e-2
-# Facets between two looks at which directions they leave open, once they fill the space.
+# Facets between two looks at which directions they leave open.
 _FRESH = 16
 
 
@@ -86,12 +86,12 @@ def span_by_membership(
     From a point inside a ray ends at a facet, found by bisection; where the facet is along slightly
     turned rays tells its normal. A ray that ends near an edge shows two facets, whose mixture is
     none: that does not give the ray's own length, and is dropped. The next ray is orthogonal to the
-    normals so far and, once these fill the space, within the half of it that meets them least. The
+    normals so far and, once these fill half the space, within the half that meets them least. The
     body is long along the affine hull alone, so that in the end the m - 1 directions of least
     energy in the normals are the hull's.
     proxy: the point of the span beside them; the point inside unless given.
     Cost: `facets` d^2 normals of d^2 x `turned_bisections` membership queries; `ConvexBody` takes
-        O(rows d^2) for the first of a ray and O(rows) for every other.
+        O(rows d^2) for the first of a ray and of all its turned ones, and O(1) for every other.
     Source: phase 5 of Chen & Li, by membership queries alone as there. How they are chosen is ours,
     after the reduction of separation to membership (Groetschel, Lovasz and Schrijver).
     Trust: as good as the body is thin across the affine hull and long along it.
@@ -101,25 +101,26 @@ def span_by_membership(
     farthest = 64 * max(float(np.linalg.norm(inside)), 1e-12)
     queries = 0
 
-    def bisect(rays: Float64, low: Float64, high: Float64, times: int) -> Float64:
-        """How far the body goes along each ray."""
+    def bisect(
+        ray: Float64, low: Float64, high: Float64, times: int, turn: float | None = None
+    ) -> Float64:
+        """How far the body goes along a ray, or along each of those that it is turned to."""
         nonlocal queries
-        contains = _along(body, inside, rays.reshape(-1, *inside.shape))
+        contains = _along(body, inside, ray.reshape(1, *inside.shape), turn)
         for _ in range(times):
             middle = (low + high) / 2
             member = contains(middle)
             low, high = np.where(member, middle, low), np.where(member, high, middle)
-            queries += len(rays)
+            queries += len(middle)
         return (low + high) / 2
 
     wanted = round(constants.facets * size)
-    normals, basis, thin = np.zeros((0, size)), np.eye(size), farthest
+    normals, basis, open_, thin = np.zeros((0, size)), np.eye(size), size, farthest
     for _ in range(_RAYS * wanted):
-        open_ = max(size - len(normals), size // 2, free)
         ray = rng.normal(size=open_) @ basis[:open_]
         ray /= np.linalg.norm(ray)
         start, end = np.zeros(1), np.full(1, farthest)
-        reach = float(bisect(ray[None], start, end, constants.bisections)[0])
+        reach = float(bisect(ray, start, end, constants.bisections)[0])
         # On the facet a (x - inside) = 1 a ray r ends at 1 / <a, r>.
         known = np.any(np.abs(reach * normals @ ray - 1) < _SAME)
         if not 0 < reach < 0.99 * farthest or known:
@@ -128,13 +129,14 @@ def span_by_membership(
         # A long ray meets its facet at a small angle, and is turned less.
         turn = constants.turn * thin / reach
         low, high = (np.full(size, reach * share) for share in (1 - _BRACKET, 1 + _BRACKET))
-        ends = bisect(ray + turn * np.eye(size), low, high, constants.turned_bisections)
+        ends = bisect(ray, low, high, constants.turned_bisections, turn)
         normal = (1 / ends - 1 / reach) / turn
         if abs(reach * normal @ ray - 1) > _ONE_FACET:
             continue
         normals = np.vstack([normals, normal])
-        if len(normals) <= size or len(normals) % _FRESH == 0:
+        if len(normals) % _FRESH == 0:
             basis = np.linalg.eigh(normals.T @ normals)[1].T
+            open_ = max(size - len(normals), size // 2, free)
         if len(normals) == wanted:
             break
     if len(normals) < size - free:
@@ -150,11 +152,14 @@ def span_by_membership(
 
 
 def _along(
-    body: MembershipOracle, start: Float64, ways: Float64
+    body: MembershipOracle, start: Float64, ways: Float64, turn: float | None
 ) -> Callable[[Float64], np.ndarray]:
-    """Membership of the points start + length x way, asked by lengths."""
+    """Membership of the points start + length x way, asked by lengths; with `turn`, of a way that
+    is turned towards each entry."""
     if isinstance(body, ConvexBody):
-        return body.along(start, ways)
+        return body.along(start, ways, turn)
+    if turn is not None:
+        ways = ways + turn * np.eye(start.size).reshape(-1, *start.shape)
     return lambda lengths: body.contains(start + lengths[:, None, None] * ways)
 
 
