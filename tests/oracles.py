@@ -194,28 +194,62 @@ def _position_bias(bias, table, distance, i, heads) -> float:
     return -abs(distance) * 2 ** (-4 * (2 * (i - whole) + 1) / whole)
 
 
-def projected_layer(x, a, params, *, lengths=None, positions=None):
+def _latents(tokens, a, params, name) -> np.ndarray:
+    """(k, d) -> (k, r), a token after the other."""
+    found = []
+    for token in tokens:
+        latent = token @ params[name]
+        if a.latent.norm:
+            square = sum(entry**2 for entry in latent) / len(latent)
+            latent = latent / math.sqrt(square + a.latent.epsilon) * params[f"{name}_gain"]
+        found.append(latent)
+    return np.stack(found)
+
+
+def _read(tokens, weights, biases) -> list[np.ndarray]:
+    """Of each token (heads, h)."""
+    made = []
+    for token in tokens:
+        heads = [token @ weight for weight in weights]
+        if biases is not None:
+            heads = [vector + bias for vector, bias in zip(heads, biases, strict=True)]
+        made.append(np.stack(heads))
+    return made
+
+
+def projected_layer(
+    x, a, params, *, lengths=None, positions=None, memory=None, memory_lengths=None
+):
     """Outputs and attention weights of projected heads, one number after the other."""
     n, k, _ = x.shape
     m, h = params["query"].shape[0], params["query"].shape[2]
     groups = params["key"].shape[0]
-    zeros = {name: np.zeros((g, h)) for name, g in (("query", m), ("key", groups))}
-    zeros["value"] = zeros["key"]
-    outputs, weights = np.zeros((n, k, a.outputs)), np.zeros((n, m, k, k))
+    seen = k if memory is None else memory.shape[1]
+    outputs, weights = np.zeros((n, k, a.outputs)), np.zeros((n, m, k, seen))
     for example in range(n):
         length = k if lengths is None else int(lengths[example])
         where = list(range(k)) if positions is None else [int(p) for p in positions[example]]
         longest = max(where[:length]) + 1
-        made = {}
-        for side in ("query", "key", "value"):
-            bias = params.get(f"{side}_bias", zeros[side])
-            made[side] = [
-                np.stack([x[example, r] @ params[side][i] + bias[i] for i in range(len(bias))])
-                for r in range(length)
-            ]
+        sources = {"query": x[example, :length]}
+        sources["key"] = sources["query"]
+        if memory is not None:
+            last = seen if memory_lengths is None else int(memory_lengths[example])
+            sources["key"] = memory[example, :last]
+        sources["value"] = tokens = sources["key"]
+        if a.latent is not None:
+            sources["key"] = sources["value"] = _latents(tokens, a, params, "latent")
+            if a.latent.query_rank is not None:
+                sources["query"] = _latents(sources["query"], a, params, "query_latent")
+        made = {
+            side: _read(source, params[side], params.get(f"{side}_bias"))
+            for side, source in sources.items()
+        }
+        if "rotary_key" in params:
+            for j, token in enumerate(tokens):
+                shared = token @ params["rotary_key"]
+                made["key"][j] = np.stack([np.append(shared, one) for one in made["key"][j]])
         for side in ("query", "key"):
-            for r in range(length):
-                vectors = made[side][r]
+            for r, vectors in enumerate(made[side]):
                 if a.norm is not None:
                     vectors = _normalised(vectors, a.norm, params.get(f"{side}_gain"))
                 if a.rope is not None:
@@ -225,7 +259,7 @@ def projected_layer(x, a, params, *, lengths=None, positions=None):
             for i in range(m):
                 g = i * groups // m
                 logits = {}
-                for j in range(length):
+                for j in range(len(made["key"])):
                     if a.causal and j > r:
                         continue
                     if a.window is not None and abs(r - j) >= a.window:

@@ -52,6 +52,43 @@ VARIANTS = {
         "out_bias": True,
         "causal": True,
     },
+    "narrow values": {"value_dim": 3, "rope": ROPE, "kv_heads": 2},
+    "cross-attention": {"memory": 3, "head_dim": 3},
+    "cross-attention with more": {
+        "memory": 6,
+        "kv_heads": 2,
+        "sinks": True,
+        "softcap": 1.5,
+        "qk_norm": QKNorm(epsilon=1e-3),
+        "key_vector": True,
+        "out_bias": True,
+        "value_dim": 3,
+    },
+    "latent": {"latent": mha.Latent(4, epsilon=1e-3), "head_dim": 3},
+    "latent, not normalised": {"latent": mha.Latent(4, 5, norm=False), "value_dim": 3},
+    "DeepSeek-V2 Lite": {
+        "latent": mha.Latent(4, epsilon=1e-3),
+        "rope": mha.Rope(100.0, fraction=0.5, layout="interleaved"),
+        "value_dim": 3,
+        "causal": True,
+    },
+    "DeepSeek-V3": {
+        "latent": mha.Latent(4, 5, epsilon=1e-3),
+        "rope": mha.Rope(100.0, fraction=0.5, scaling=Yarn(4.0, 64, beta_fast=4.0)),
+        "value_dim": 3,
+        "logit_scale": 0.8,
+        "causal": True,
+    },
+    "latent with more": {
+        "latent": mha.Latent(3, 4),
+        "rope": mha.Rope(100.0, fraction=0.5),
+        "sinks": True,
+        "softcap": 1.5,
+        "window": 3,
+        "position_bias": T5Bias(8, 6),
+        "out_dim": 3,
+    },
+    "latent of a memory": {"latent": mha.Latent(4), "memory": 6},
     "everything": {
         "rope": mha.Rope(100.0, 0.5, "interleaved", LinearScaling(2.0)),
         "kv_heads": 2,
@@ -72,6 +109,15 @@ LENGTHS = np.array([6, 4, 1])
 POSITIONS = np.array([[0, 1, 2, 3, 4, 5], [7, 9, 10, 14, 15, 90], [3, 2, 1, 0, 5, 8]])
 
 
+def inputs_of(layer, seed=0):
+    """Tokens, and a second sequence where the layer takes one."""
+    rng = np.random.default_rng(seed)
+    x, width = rng.standard_normal((N, K, D)), layer.architecture.memory
+    if width is None:
+        return x, {}
+    return x, {"memory": rng.standard_normal((N, 8, width)), "memory_lengths": np.array([8, 3, 1])}
+
+
 def layer_of(name):
     return mha.random_layer(**({"n_heads": 4, "d": D, "head_dim": 4} | VARIANTS[name]), seed=1)
 
@@ -79,8 +125,11 @@ def layer_of(name):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_forward_and_patterns_are_those_of_a_loop(name):
     layer = layer_of(name)
-    x = np.random.default_rng(0).standard_normal((N, K, D))
+    x, beside = inputs_of(layer)
     for options in ({}, {"lengths": LENGTHS}, {"lengths": LENGTHS, "positions": POSITIONS}):
+        if beside:
+            options = options | beside
+            options.pop("positions", None)
         outputs, weights = oracles.projected_layer(x, layer.architecture, layer.params, **options)
         np.testing.assert_allclose(layer(x, **options), outputs, rtol=0, atol=1e-12)
         np.testing.assert_allclose(layer.patterns(x, **options), weights, rtol=0, atol=1e-12)

@@ -1,30 +1,20 @@
 """One choice of projections for each function."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from test_projected import LENGTHS, VARIANTS, D, K, N, layer_of
-from test_projected_comparison import gauged
+from test_projected import LENGTHS, VARIANTS, D, K, N, inputs_of, layer_of
+from test_projected_comparison import exact, gauged
 
 import mhalearn as mha
-
-
-def exact(name):
-    """With norms whose epsilon shows nothing."""
-    layer = layer_of(name)
-    a = layer.architecture
-    if a.norm is None:
-        return layer
-    return layer.replace(architecture=replace(a, qk_norm=replace(a.norm, epsilon=0.0)))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_canonical_form_computes_the_same(name):
     layer = layer_of(name)
-    x = np.random.default_rng(0).standard_normal((N, K, D))
+    x, beside = inputs_of(layer)
     form = layer.canonical()
-    np.testing.assert_allclose(form(x, LENGTHS), layer(x, LENGTHS), atol=1e-11)
+    found, wanted = (one(x, LENGTHS, **beside) for one in (form, layer))
+    np.testing.assert_allclose(found, wanted, atol=1e-11)
     assert mha.compare(form, layer).max_error < 1e-11
 
 

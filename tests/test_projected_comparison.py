@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_projected import VARIANTS, D, K, N, layer_of
+from test_projected import VARIANTS, D, K, N, inputs_of, layer_of
 
 import mhalearn as mha
 
@@ -14,15 +14,20 @@ def gauged(layer, seed=5):
     a, rng = layer.architecture, np.random.default_rng(seed)
     p = {name: leaf.copy() for name, leaf in layer.params.items()}
     h, each = a.qk_rank, a.heads // a.groups
+    if a.latent is not None:
+        gauge_latents(a, p, rng)
     for g in range(a.groups):
         of = range(g * each, (g + 1) * each)
-        change = np.eye(h) + 0.3 * rng.standard_normal((h, h))
+        change = np.eye(a.values) + 0.3 * rng.standard_normal((a.values, a.values))
         p["value"][g] = p["value"][g] @ change
         if "value_bias" in p:
             p["value_bias"][g] = p["value_bias"][g] @ change
         for i in of:
             p["out"][i] = np.linalg.solve(change, p["out"][i])
         left, right = key_gauge(a, rng)
+        if a.latent is not None:  # heads share the rotated dimensions
+            left[: a.rotated, : a.rotated] = np.eye(a.rotated)
+            right = right[a.rotated :, a.rotated :]
         for side, heads, turn in (("query", of, left), ("key", [g], right)):
             for i in heads:
                 p[side][i] = p[side][i] @ turn
@@ -55,6 +60,41 @@ def gauged(layer, seed=5):
     return layer.replace(params=p)
 
 
+def gauge_latents(a, p, rng):
+    """Turned, of another size under a norm, with other gains; and the rotary key as others have."""
+    for name, readers in (("latent", ("key", "value")), ("query_latent", ("query",))):
+        if name not in p:
+            continue
+        r = p[name].shape[1]
+        change = np.eye(r) + 0.3 * rng.standard_normal((r, r))
+        if a.latent.norm:
+            change = np.linalg.qr(change)[0]
+            gain = np.exp(0.3 * rng.standard_normal(r))
+            for reader in readers:  # of gains one, then turned, then of others
+                read = change.T @ (p[f"{name}_gain"][:, None] * p[reader])
+                p[reader] = read / gain[:, None]
+            p[f"{name}_gain"], p[name] = gain, 2.5 * p[name] @ change
+        else:
+            p[name] = p[name] @ change
+            for reader in readers:
+                p[reader] = np.linalg.solve(change, p[reader])
+    if a.rotated:
+        left, right = key_gauge(a, rng)
+        p["query"][..., : a.rotated] = p["query"][..., : a.rotated] @ left[: a.rotated, : a.rotated]
+        p["rotary_key"] = p["rotary_key"] @ right[: a.rotated, : a.rotated]
+
+
+def exact(name):
+    """With norms whose epsilon shows nothing."""
+    layer = layer_of(name)
+    a = layer.architecture
+    if a.norm is not None:
+        a = replace(a, qk_norm=replace(a.norm, epsilon=0.0))
+    if a.latent is not None:
+        a = replace(a, latent=replace(a.latent, epsilon=0.0))
+    return layer.replace(architecture=a)
+
+
 def key_gauge(a, rng):
     """What queries and keys of a group may be multiplied by."""
     h = a.qk_rank
@@ -78,13 +118,10 @@ def key_gauge(a, rng):
     "name", [name for name in VARIANTS if "ALiBi" not in name]
 )  # whose slopes know the order of heads
 def test_other_projections_of_one_function_are_equal(name):
-    layer = layer_of(name)
-    if layer.architecture.norm is not None:
-        exact = replace(layer.architecture.norm, epsilon=0.0)
-        layer = layer.replace(architecture=replace(layer.architecture, qk_norm=exact))
+    layer = exact(name)
     other = gauged(layer)
-    x = np.random.default_rng(0).standard_normal((N, K, D))
-    np.testing.assert_allclose(other(x), layer(x), atol=1e-10)
+    x, beside = inputs_of(layer)
+    np.testing.assert_allclose(other(x, **beside), layer(x, **beside), atol=1e-10)
     found = mha.compare(other, layer)
     assert found.max_error < 1e-11
     assert len(found.theta_errors) == layer.n_heads

@@ -13,6 +13,7 @@ import mhalearn as mha
 from mhalearn import Architecture
 from mhalearn._runtime.programs import float64
 from mhalearn.layer.batches import make_chunk
+from mhalearn.layer.latent import Latent
 from mhalearn.layer.position_bias import T5Bias
 from mhalearn.layer.qk_norm import QKNorm
 
@@ -20,6 +21,8 @@ D, K, N = 5, 6, 40
 ROPE, PART = mha.Rope(base=10.0), mha.Rope(base=10.0, fraction=0.5)
 RMS, L2, ALL = QKNorm(epsilon=0.0), QKNorm("l2", 0.0), QKNorm(epsilon=0.0, across_heads=True)
 T5 = T5Bias(4, 4, bidirectional=False)
+BOTH = Latent(3, 4, epsilon=0.0)
+NORMED, LINEAR = Latent(3, epsilon=0.0), Latent(3, norm=False)
 
 CASES = {
     "grouped": {"kv_heads": 2},
@@ -56,6 +59,26 @@ CASES = {
     "norm of all heads, rotary, grouped": {"qk_norm": ALL, "rope": ROPE, "kv_heads": 2},
     "norm of all heads, grouped, wide": {"qk_norm": ALL, "kv_heads": 1, "n_heads": 2, "d": 7},
     "norm of all heads, partial rotary": {"qk_norm": ALL, "rope": PART, "n_heads": 2, "d": 7},
+    "narrow values": {"value_dim": 2, "rope": ROPE, "kv_heads": 2},
+    "wide values": {"value_dim": 5, "head_dim": 2, "bias": True},
+    "cross-attention": {"memory": 3, "head_dim": 2},
+    "cross-attention, grouped, bias": {"memory": 6, "kv_heads": 2, "bias": True},
+    "cross-attention, sinks, RMS norm": {"memory": 6, "sinks": True, "qk_norm": RMS},
+    "latent": {"latent": NORMED, "value_dim": 2, "head_dim": 2},
+    "latent, not normalised": {"latent": LINEAR, "value_dim": 2, "head_dim": 2},
+    "latent, rotary": {"latent": NORMED, "rope": PART, "causal": True},
+    "latent, rotary, not normalised": {"latent": LINEAR, "rope": PART, "value_dim": 2},
+    "latent, rotary, queries too": {"latent": BOTH, "rope": PART, "value_dim": 3, "d": 6},
+    "latent, queries too, not normalised": {"latent": replace(BOTH, norm=False), "rope": PART},
+    "latent, wide": {"latent": replace(BOTH, rank=5), "rope": PART, "d": 7, "out_dim": 7},
+    "latent, sinks, window": {
+        "latent": BOTH,
+        "rope": PART,
+        "sinks": True,
+        "window": 3,
+        "causal": True,
+    },
+    "latent, cross-attention": {"latent": NORMED, "memory": 4, "head_dim": 2},
 }
 # The others take a minute together.
 EVERY_DAY = {
@@ -68,6 +91,8 @@ EVERY_DAY = {
     "RMS norm, partial rotary, grouped",
     "L2 norm, partial rotary, grouped",
     "norm of all heads, rotary, grouped",
+    "cross-attention, grouped, bias",
+    "latent, rotary, queries too",
 }
 
 
@@ -82,8 +107,9 @@ def jacobian(a, seed=0):
     with float64():
         params = {name: 2.0 * leaf for name, leaf in kind.init(rng).items()}
         chunk = make_chunk(
-            rng.standard_normal((N, K, a.d)),
+            rng.standard_normal((N, K, a.d + (a.memory or 0))),
             np.full(N, K),
+            columns=a.columns(a.d + (a.memory or 0)),
             key_vector=False,
             out_bias=False,
             causal=a.causal,
@@ -134,10 +160,12 @@ def test_a_class_contains_its_own_layers_and_no_others(name):
     layer = a.parametrisation().to_layer(a.parametrisation().init(np.random.default_rng(0)), None)
     assert a.contains(layer)
     assert replace(a, n_heads=None).contains(layer)
-    assert replace(a, bias=True).contains(layer)
-    assert not replace(a, rope=mha.Rope(base=11.0)).contains(layer)
+    if a.latent is None:
+        assert replace(a, bias=True).contains(layer)
+    if a.memory is None:
+        assert not replace(a, rope=mha.Rope(base=11.0)).contains(layer)
+        assert not replace(a, causal=not a.causal).contains(layer)
     assert not replace(a, softcap=1.0).contains(layer)
-    assert not replace(a, causal=not a.causal).contains(layer)
     assert not replace(a, out_dim=9).contains(layer)
     assert Architecture(a.d, 4, out_dim=a.out_dim).contains(layer) == (
         a.shares_only and not a.bias and a.n_heads == 4

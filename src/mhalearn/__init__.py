@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mhalearn.judge.solution import Solution
     from mhalearn.layer.architecture import Architecture
     from mhalearn.layer.comparison import Comparison, compare
+    from mhalearn.layer.latent import Latent
     from mhalearn.layer.layer import AttentionLayer, load_layer
     from mhalearn.layer.projected_layer import ProjectedLayer
     from mhalearn.layer.random_layers import random_layer
@@ -40,6 +41,7 @@ _HOMES = {
     "Comparison": "layer.comparison",
     "Event": "run.events",
     "Examples": "data",
+    "Latent": "layer.latent",
     "Outcome": "run.outcome",
     "ProjectedLayer": "layer.projected_layer",
     "Rope": "layer.rope",
@@ -71,6 +73,7 @@ __all__ = [
     "Comparison",
     "Event",
     "Examples",
+    "Latent",
     "Outcome",
     "ProjectedLayer",
     "Rope",

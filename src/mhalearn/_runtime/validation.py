@@ -12,19 +12,19 @@ from mhalearn._runtime.arrays import is_bfloat16, is_tensor, to_numpy, widen_bfl
 
 
 def check_inputs(
-    x: ArrayLike, d: int | None = None, lengths: ArrayLike | None = None
+    x: ArrayLike, d: int | None = None, lengths: ArrayLike | None = None, name: str = "X"
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Validate X (n, k, d) and its lengths at the boundary; the dtype is kept."""
-    array = check_array("X", x, 3, "(examples, tokens, features)", narrow=True)
+    array = check_array(name, x, 3, "(examples, tokens, features)", narrow=True)
     n, k, width = array.shape
     if n == 0 or width == 0:
-        raise ValueError(f"X has shape {array.shape}: it is empty; pass at least one example")
+        raise ValueError(f"{name} has shape {array.shape}: it is empty; pass at least one example")
     if k < 2:
         raise ValueError(
-            f"X has shape {array.shape}: attention over k = {k} token is constant; pass k >= 2"
+            f"{name} has shape {array.shape}: attention over k = {k} token is constant; pass k >= 2"
         )
     if d is not None and width != d:
-        raise ValueError(f"X has {width} features a token, the layer has d = {d}")
+        raise ValueError(f"{name} has {width} features a token, the layer has d = {d}")
     if lengths is None:
         return array, np.full(n, k, np.int64)
     sizes = np.asarray(to_numpy(lengths))

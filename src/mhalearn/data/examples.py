@@ -15,6 +15,7 @@ from mhalearn._runtime import devices, storage
 from mhalearn._runtime.arrays import widen_bfloat16
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.validation import check_count
+from mhalearn.data.beside import bring_beside, read_columns
 from mhalearn.data.box import Box
 from mhalearn.data.datasets import read_dataset
 from mhalearn.data.drawn import draw_examples
@@ -41,6 +42,7 @@ from mhalearn.data.survey import Survey, merge_surveys, survey_blocks
 from mhalearn.data.walks import Indices, choose, cut_anew, is_ascending, survey_and_pick
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.span_coordinates import SpanCoordinates
+from mhalearn.layer.token_columns import TokenColumns
 from mhalearn.run.events import Event
 
 # Entries of a view, X and Y together, up to which it is held in memory: 64 MiB of doubles.
@@ -55,6 +57,10 @@ class Examples:
 
     X and Y keep their dtypes, bfloat16 too, in memory and in files. Rows past an example's length
     are padding: nobody looks at them.
+    memory: (n, k', d'), the second sequence that keys and values of cross-attention are of, and
+    memory_lengths (n,) where they differ. positions: (k,) or (n, k) position ids, where tokens do
+    not stand at 0 to k - 1. Both become columns of the token array that `arrays` and `chunks`
+    return, which layers take as it is (`columns`, `layer.token_columns`).
     metadata: anything JSON can hold; it travels with the files.
     """
 
@@ -64,13 +70,19 @@ class Examples:
         Y: ArrayLike,
         lengths: ArrayLike | None = None,
         *,
+        memory: ArrayLike | None = None,
+        memory_lengths: ArrayLike | None = None,
+        positions: ArrayLike | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
+        said: dict[str, Any] = {}
+        if memory is not None or positions is not None or memory_lengths is not None:
+            X, Y, lengths, said = bring_beside(X, Y, lengths, memory, memory_lengths, positions)
         self._source: ExampleSource = ArraySource(
             check_examples(X, Y, lengths), lengths is not None
         )
         self._working_set: Examples | None = None
-        self.metadata = check_metadata(metadata)
+        self.metadata = check_metadata(metadata) | said
 
     @classmethod
     def _over(cls, source: ExampleSource, metadata: Mapping[str, Any]) -> "Examples":
@@ -151,7 +163,13 @@ class Examples:
 
     @property
     def d(self) -> int:
-        return self._source.shape[1]
+        """Features of a token, without what travels beside them."""
+        return self.columns.features
+
+    @property
+    def columns(self) -> TokenColumns:
+        """What the columns of the token array hold."""
+        return read_columns(self.metadata, self._source.shape[1])
 
     @property
     def out_dim(self) -> int:
@@ -197,13 +215,14 @@ class Examples:
 
     @property
     def _entries(self) -> int:
-        return self.k * (self.d + self.out_dim)
+        return self.k * sum(self._source.shape[1:])
 
     def __len__(self) -> int:
         return self.n
 
     def __repr__(self) -> str:
-        return f"Examples(n={self.n}, k={self.k}, d={self.d}, out_dim={self.out_dim})"
+        beside = f", memory={self.columns.memory}" if self.columns.memory else ""
+        return f"Examples(n={self.n}, k={self.k}, d={self.d}, out_dim={self.out_dim}{beside})"
 
     def chunks(self, size: int) -> Iterator[ExampleBlock]:
         """All examples in order, `size` at a time (the last chunk may be smaller): X, Y, lengths.
@@ -266,6 +285,8 @@ class Examples:
     ) -> "Examples":
         """The same examples with every token x as (x - origin) M, M (d, f), origin zero unless
         given: those not in memory stay where they are, and are multiplied as they are read."""
+        if not self.columns.is_plain:
+            raise ValueError("tokens with a memory or positions beside them cannot be multiplied")
         if isinstance(self._source, Shares):
             examples = Examples._over(self._source.multiplied(matrix, origin), self.metadata)
         else:
@@ -377,11 +398,24 @@ class Examples:
 
         beside: other fields of `Architecture`.
         """
+        if self.columns.memory:
+            beside = {"memory": self.columns.memory} | beside
         return Architecture(self.d, n_heads, head_dim, self.out_dim, bias, causal, **beside)
 
     def counting_limit(self, architecture: Architecture) -> float:
         """How many examples of these lengths a layer of this class needs at least."""
-        return architecture.counting_limit(self.lengths)
+        return architecture.counting_limit(self.lengths, self.memory_lengths)
+
+    @property
+    def memory_lengths(self) -> NDArray[np.int64] | None:
+        """Tokens of each example's second sequence, or of any one where all have k; None where
+        there is none. Cost: a pass, where they differ."""
+        if not self.columns.memory:
+            return None
+        if not self.columns.marked:
+            return np.array([self.k])
+        sizes = [block.x[..., -1].sum(axis=1) for block in self._chunks(1024)]
+        return np.concatenate(sizes).astype(np.int64)
 
     def save(self, path: str | Path, *, shard_size: int | None = None) -> None:
         """Write the examples to a .safetensors or .npz file, atomically, or to a folder of shards.

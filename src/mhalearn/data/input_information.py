@@ -85,7 +85,7 @@ def measure_information(
     probe = _probe(examples, bias, causal)
     rng = np.random.default_rng(int(Stream.INFORMATION))
     width = probe.out_dim // 4
-    side, along = rng.normal(size=width), rng.normal(size=examples.d)
+    side, along = rng.normal(size=width), rng.normal(size=examples.columns.width)
     odd = rng.integers(2**63, size=width, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     cell, told = max(_EQUAL, _ROUNDED * precision), max(1e-9, precision)
     keys, groups, others = [], [], []
@@ -141,7 +141,7 @@ def _probe(examples: Examples, bias: bool, causal: bool) -> AttentionLayer:
     Of many features, random combinations are looked at: they tell as much.
     """
     x, _, lengths = next(examples.chunks(1024))
-    d, size = examples.d, _typical(x[np.arange(examples.k) < lengths[:, None]].astype(np.float64))
+    d, size = x.shape[2], _typical(x[np.arange(examples.k) < lengths[:, None]].astype(np.float64))
     rng = np.random.default_rng(int(Stream.PROBE_LAYER))
     one, other = rng.normal(size=(2, d, d)) / size**2
     vector, another = rng.normal(size=(2, d)) / size

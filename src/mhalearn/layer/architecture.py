@@ -11,11 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mhalearn._runtime.types import Float64
-from mhalearn._runtime.validation import check_count, is_number
+from mhalearn._runtime.validation import check_count
+from mhalearn.layer.latent import Latent
 from mhalearn.layer.position_bias import PositionBias, read_position_bias
+from mhalearn.layer.projected_fields import check_projections
 from mhalearn.layer.qk_norm import QKNorm, read_norm
 from mhalearn.layer.rope import Rope
-from mhalearn.layer.unknowns import count_attention, count_projections
+from mhalearn.layer.token_columns import TokenColumns, find_columns
+from mhalearn.layer.unknowns import count_attention, count_latent_sum, count_projections
 
 if TYPE_CHECKING:
     from mhalearn.layer.base import Layer
@@ -34,6 +37,9 @@ _PROJECTED = (
     "qk_norm",
     "position_bias",
     "logit_scale",
+    "value_dim",
+    "memory",
+    "latent",
 )
 
 
@@ -74,6 +80,9 @@ class Architecture:
     qk_norm: queries and keys are normalised: True, "rms", "l2", or a `QKNorm`.
     position_bias: numbers added to logits by distance: "alibi", "t5", or one of
         `layer.position_bias`.
+    value_dim: dimensions of a head's values, head_dim where it is None.
+    memory: keys and values are of a second sequence, whose tokens have so many features.
+    latent: keys and values of all heads are read from one narrow vector a token: a `Latent`.
     attention: a kind of attention that this package does not have, as a class of `Parametrisation`;
         None for softmax heads.
     """
@@ -92,6 +101,9 @@ class Architecture:
     qk_norm: QKNorm | bool | str = False
     position_bias: PositionBias | str | None = None
     logit_scale: float | int | None = None
+    value_dim: int | None = None
+    memory: int | None = None
+    latent: Latent | None = None
     attention: Callable[[Architecture], Parametrisation] | None = None
 
     def __post_init__(self) -> None:
@@ -108,42 +120,13 @@ class Architecture:
         check_count("out_dim", self.outputs)
         if self.n_heads is not None and self.kv_heads == self.n_heads:
             object.__setattr__(self, "kv_heads", None)
+        if self.value_dim is not None and self.value_dim == self.head_dim:
+            object.__setattr__(self, "value_dim", None)
         object.__setattr__(self, "qk_norm", read_norm(self.qk_norm) or False)
         said = read_position_bias(self.position_bias, self.causal)
         object.__setattr__(self, "position_bias", said)
         if not self.is_plain:
-            self._check_projections()
-
-    def _check_projections(self) -> None:
-        """Refuse what no heads of projections have."""
-        named = ", ".join(self.extras())
-        if self.attention is not None:
-            raise ValueError(
-                f"attention is a class of your own, which has no {named}: leave it out"
-            )
-        if self.head_dim is None:
-            raise ValueError(f"head_dim is missing: heads with {named} have a number of dimensions")
-        if not isinstance(self.rope, Rope | None):
-            raise ValueError(f"rope={self.rope!r}: pass an mhalearn.Rope")
-        if self.rope is not None:
-            self.rope.rotated(self.head_dim)
-        if self.window is not None:
-            check_count("window", self.window)
-        for name in ("softcap", "logit_scale"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and 0 < value < math.inf):
-                raise ValueError(f"{name}={value!r}: pass a positive number")
-            object.__setattr__(self, name, None if value is None else float(value))
-        norm = self.norm
-        if norm is not None and norm.across_heads and not norm.has_gains:
-            raise ValueError("qk_norm across heads is of kind 'rms'")
-        if self.kv_heads is None:
-            return
-        groups = check_count("kv_heads", self.kv_heads)
-        if self.n_heads is not None and self.n_heads % groups:
-            raise ValueError(
-                f"kv_heads={groups}: {self.n_heads} heads do not share keys in equal groups"
-            )
+            check_projections(self)
 
     def extras(self) -> list[str]:
         """The names of what its heads have beside one Theta and one W each."""
@@ -158,7 +141,7 @@ class Architecture:
     @property
     def shares_only(self) -> bool:
         """Whether heads have one Theta and one W each, although they are held by projections."""
-        return replace(self, kv_heads=None, logit_scale=None).is_plain
+        return replace(self, kv_heads=None, logit_scale=None, value_dim=None).is_plain
 
     @property
     def groups(self) -> int:
@@ -177,6 +160,20 @@ class Architecture:
     def has_positions(self) -> bool:
         """Whether it matters at which positions tokens stand."""
         return self.rope is not None or self.position_bias is not None
+
+    @property
+    def key_features(self) -> int:
+        """Features of the tokens that keys and values are of."""
+        return self.d if self.memory is None else self.memory
+
+    @property
+    def rotated(self) -> int:
+        """How many of a head's dimensions are rotated."""
+        return 0 if self.rope is None else self.rope.rotated(self.qk_rank)
+
+    def columns(self, width: int) -> TokenColumns:
+        """What tokens of this width hold, or a ValueError where they are not such a layer's."""
+        return find_columns(width, self.d, self.memory, self.has_positions)
 
     @property
     def outputs(self) -> int:
@@ -203,9 +200,14 @@ class Architecture:
         return self.d if self.head_dim is None else self.head_dim
 
     @property
+    def values(self) -> int:
+        """Dimensions of a head's values."""
+        return self.qk_rank if self.value_dim is None else self.value_dim
+
+    @property
     def ov_rank(self) -> int:
         """Rank of a W_i."""
-        return min(self.qk_rank, self.outputs)
+        return min(self.values, self.key_features, self.outputs)
 
     @property
     def is_low_rank(self) -> bool:
@@ -285,8 +287,11 @@ class Architecture:
         """Unknowns that rows which see one token speak about: sum_i W_i, and c."""
         if self.sinks:  # against which the one token is weighed
             return 0
-        rank = min(self.d, outputs, self.groups * self.ov_rank)
-        return rank * (self.d + outputs - rank) + outputs * self.bias
+        if self.latent is not None:
+            return count_latent_sum(self, self.latent, outputs)
+        d = self.key_features
+        rank = min(d, outputs, self.groups * self.ov_rank)
+        return rank * (d + outputs - rank) + outputs * self.bias
 
     @property
     def output_span(self) -> int:
@@ -302,11 +307,14 @@ class Architecture:
         others = np.asarray(tokens_seen, np.float64) - (not self.sinks)
         return np.minimum(self.output_span, self.heads * others)
 
-    def counting_limit(self, lengths: int | ArrayLike) -> float:
+    def counting_limit(
+        self, lengths: int | ArrayLike, memory_lengths: int | ArrayLike | None = None
+    ) -> float:
         """The number of examples below which no method can determine the layer: N_min.
 
         lengths: the number of tokens of an example, k, or the lengths of all examples where they
-        differ.
+        differ. memory_lengths: those of the second sequence, if there is one; the same unless
+        given.
 
         The largest of several counts of unknowns over scalars. All unknowns over the k e scalars of
         an example; those of attention over the scalars that speak about it; all that rows which see
@@ -315,8 +323,12 @@ class Architecture:
         is known over the scalars inside it.
         Trust: necessary for the Jacobian to be injective, and nearly sufficient for generic layers.
         """
-        sizes, times = np.unique(np.atleast_1d(np.asarray(lengths)), return_counts=True)
-        seen = [self._tokens_seen(t) for t in sizes.tolist()]
+        both = np.broadcast_arrays(
+            lengths, lengths if memory_lengths is None else memory_lengths, np.zeros(1, int)
+        )
+        pairs, times = np.unique(np.stack(both[:2], axis=1), axis=0, return_counts=True)
+        sizes = pairs[:, 0]
+        seen = [self._tokens_seen(*pair) for pair in pairs.tolist()]
         n, rows = int(times.sum()), int(times @ sizes)
         about_attention = float(times @ [self.attention_scalars(tokens).sum() for tokens in seen])
         if about_attention == 0:  # no row sees two tokens: attention is constant
@@ -333,8 +345,10 @@ class Architecture:
             limits.append(n * (unknowns - self._count_sum(width)) / (mixing * width))
         return max(limits)
 
-    def _tokens_seen(self, tokens: int) -> Float64:
+    def _tokens_seen(self, tokens: int, memory: int) -> Float64:
         """By each row of a sequence."""
+        if self.memory is not None:
+            return np.full(tokens, float(memory))
         rows = np.arange(tokens)
         reach = tokens if self.window is None else self.window
         before = np.minimum(rows, reach - 1)

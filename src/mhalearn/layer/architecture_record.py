@@ -9,6 +9,7 @@ from dataclasses import MISSING, Field, asdict, fields
 from typing import Any
 
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.latent import Latent
 from mhalearn.layer.position_bias import Alibi, PositionBias, T5Bias
 from mhalearn.layer.qk_norm import QKNorm
 from mhalearn.layer.rope import Rope
@@ -37,6 +38,8 @@ def write_architecture(architecture: Architecture) -> str:
         said["rope"] = rope
     if a.norm is not None:
         said["qk_norm"] = asdict(a.norm)
+    if a.latent is not None:
+        said["latent"] = asdict(a.latent)
     if a.distance_bias is not None:
         bias = a.distance_bias
         numbers = asdict(bias) if isinstance(bias, T5Bias) else {}
@@ -54,7 +57,8 @@ def read_architecture(text: str) -> Architecture:
             said = None
     if not isinstance(said, dict):
         raise ValueError("the architecture in its metadata is not readable: save the layer again")
-    nested = {"rope": _read_rope, "qk_norm": _read_norm, "position_bias": _read_bias}
+    nested: dict[str, Any] = {"rope": _read_rope, "qk_norm": _read_norm}
+    nested |= {"position_bias": _read_bias, "latent": _read_latent}
     made: dict[str, Any] = {}
     for name, read in nested.items():
         if isinstance(told := said.pop(name, None), dict):
@@ -76,6 +80,10 @@ def _read_rope(told: dict[str, Any]) -> Rope:
 
 def _read_norm(told: dict[str, Any]) -> QKNorm:
     return QKNorm(**_checked(QKNorm, told))
+
+
+def _read_latent(told: dict[str, Any]) -> Latent:
+    return Latent(**_checked(Latent, told))
 
 
 def _read_bias(told: dict[str, Any]) -> PositionBias:

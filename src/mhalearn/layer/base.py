@@ -20,6 +20,7 @@ from mhalearn._runtime.validation import check_inputs, check_positions
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk, make_chunk
 from mhalearn.layer.parametrisation import Parametrisation, Params
+from mhalearn.layer.token_columns import pack_memory
 
 # Doubles held at once while a layer is applied: 64 MiB on a CPU.
 _WORKSPACE = 2**23
@@ -86,7 +87,7 @@ class Layer(ABC):
     def causal(self) -> bool:
         return self.architecture.causal
 
-    def chunk_options(self) -> dict[str, bool]:
+    def chunk_options(self) -> dict[str, Any]:
         """Which extra features its chunks have."""
         bias = self.architecture.bias
         return {"key_vector": bias, "out_bias": bias, "causal": self.causal}
@@ -97,18 +98,47 @@ class Layer(ABC):
         lengths: ArrayLike | None = None,
         *,
         positions: ArrayLike | None = None,
+        memory: ArrayLike | None = None,
+        memory_lengths: ArrayLike | None = None,
     ) -> Float64:
         """Apply the layer to X (n, k, d). Rows past an example's length are zero.
 
         positions: (k,) or (n, k) position ids, 0 to k - 1 where they are not given; layers without
         positions do not look at them.
+        memory: (n, k', d'), the second sequence that keys and values of cross-attention are of, and
+        memory_lengths (n,) where not all of its rows are tokens.
+        X may bring both with it, as `Examples.arrays` does (`layer.token_columns`).
         Cost: O(n m k d (d + k + e)) time; memory beside X and Y bounded by a fixed workspace.
         """
-        tokens, lengths = check_inputs(x, self.d, lengths)
+        rows = np.shape(x)[1] if np.ndim(x) == 3 else None
+        tokens, lengths = self.bring_memory(x, lengths, memory, memory_lengths)
         outputs = np.empty((*tokens.shape[:2], self.out_dim))
         for part, found in self.over_chunks(_outputs, tokens, lengths, positions=positions):
             outputs[part] = found[: part.stop - part.start]
-        return outputs
+        return outputs[:, :rows]
+
+    def bring_memory(
+        self,
+        x: ArrayLike,
+        lengths: ArrayLike | None,
+        memory: ArrayLike | None,
+        memory_lengths: ArrayLike | None,
+    ) -> tuple[NDArray[Any], ArrayLike | None]:
+        """Tokens with those of the memory beside them, where one is given, and their lengths."""
+        if memory is None:
+            if memory_lengths is not None:
+                raise ValueError("memory_lengths without memory: pass both, or leave it out")
+            return check_inputs(x, None, lengths)
+        if self.architecture.memory is None:
+            raise ValueError("memory: keys and values of this layer are of X itself; leave it out")
+        packed = pack_memory(x, memory, lengths, memory_lengths)
+        wanted = (self.d, self.architecture.memory)
+        if packed.columns[:2] != wanted:
+            raise ValueError(
+                f"X and memory have {packed.columns.features} and {packed.columns.memory} features "
+                f"a token, the layer has {wanted[0]} and {wanted[1]}"
+            )
+        return packed.tokens, packed.lengths
 
     def over_chunks(
         self,
@@ -124,8 +154,9 @@ class Layer(ABC):
         Memory: a fixed workspace. What the function returns may hold more examples than were asked
         about: the last ones pad.
         """
-        tokens, lengths = check_inputs(x, self.d, lengths)
+        tokens, lengths = check_inputs(x, None, lengths)
         n, k, d = tokens.shape
+        columns = self.architecture.columns(d)
         places = None if positions is None else check_positions(positions, n, k)
         if not self.architecture.has_positions:
             places = None
@@ -141,6 +172,7 @@ class Layer(ABC):
                     labels=None if labels is None else labels[part],
                     size=size,
                     positions=None if places is None else places[part],
+                    columns=columns,
                     **self.chunk_options(),
                 )
                 result = jax.tree.map(

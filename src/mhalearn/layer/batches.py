@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mhalearn._runtime.programs import on_device
 from mhalearn._runtime.types import Array, Bool, Float
+from mhalearn.layer.token_columns import TokenColumns
 
 # Doubles a chunk's intermediates may hold in a matrix-free step: 128 MiB.
 ROOM = 2**24
@@ -24,8 +25,9 @@ class Chunk(NamedTuple):
     labels: Float[Array, "*c b k e"]
     constant: Float[Array, "*c b k x"]  # extra columns of the design: none, or ones for the bias
     weight: Float[Array, "*c b k"]  # 1 where a row counts, 0 where it pads
-    allowed: Bool[Array, "*c b k k"]  # which keys a query may attend to
+    allowed: Bool[Array, "*c b k j"]  # which keys a query may attend to
     positions: Float[Array, "*c b k"] | None = None  # where tokens stand; None: 0 to k - 1
+    memory: Float[Array, "*c b j x"] | None = None  # what keys and values are of; None: the tokens
 
 
 def sum_over_chunks(function: Callable[[Any], Any], data: Any, devices: int = 1) -> Any:
@@ -102,20 +104,36 @@ def make_chunk(
     labels: NDArray[Any] | None = None,
     size: int | None = None,
     positions: NDArray[Any] | None = None,
+    columns: TokenColumns | None = None,
+    sequences: NDArray[np.int64] | None = None,
 ) -> Chunk:
     """Examples as the numerics want them, padded to `size` with rows of weight zero.
 
-    positions: (n, k), where tokens stand, for kinds of attention that ask.
+    positions: (n, k), where tokens stand, for kinds of attention that ask. columns: what travels
+    with the tokens, to be taken apart. sequences: as in `host_chunk`.
 
     Arrays of the host: a compiled function takes them as they are, where to place each on a device
     would compile a program for its shape.
     """
-    chunk = Chunk(*host_chunk(tokens, lengths, key_vector, out_bias, causal, labels, size))  # type: ignore[arg-type]
-    if positions is None:
+    memory = marks = None
+    if columns is not None and not columns.is_plain:
+        tokens, memory, marks = columns.split(tokens)
+    fields = host_chunk(tokens, lengths, key_vector, out_bias, causal, labels, size, sequences)
+    chunk: Any = Chunk(*fields)  # type: ignore[arg-type]
+    size, k = chunk.weight.shape
+    if memory is not None:
+        seen = np.zeros((size, k), bool)
+        seen[: len(tokens)] = True if marks is None else marks > 0
+        keys = np.zeros((size, k, memory.shape[2]))
+        keys[: len(tokens)] = np.where(seen[: len(tokens), :, None], memory, 0.0)
+        seen[len(tokens) :] = True  # what pads examples has a softmax, too
+        return chunk._replace(memory=keys, allowed=np.broadcast_to(seen[:, None], (size, k, k)))
+    places = marks if positions is None else positions
+    if places is None:
         return chunk
-    placed = np.zeros(chunk.weight.shape)
-    placed[: len(positions)] = positions
-    return chunk._replace(positions=placed)  # type: ignore[arg-type]
+    placed = np.zeros((size, k))
+    placed[: len(places)] = places
+    return chunk._replace(positions=placed)
 
 
 def host_chunk(

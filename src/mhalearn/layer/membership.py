@@ -23,20 +23,18 @@ def belongs(layer: Layer, to: Architecture) -> bool:
     if not to.is_plain:
         if not (to.shares_only and isinstance(layer, AttentionLayer)):
             return False
-        plain = replace(to, kv_heads=None, logit_scale=None)
-        return belongs(layer, plain) and _shares(layer, to)
+        plain = replace(to, kv_heads=None, logit_scale=None, value_dim=None, head_dim=None)
+        return belongs(layer, plain) and _has_ranks(layer, to) and _shares(layer, to)
     sizes = (layer.d, layer.out_dim, layer.causal) == (to.d, to.outputs, to.causal)
     heads = to.n_heads is None or layer.n_heads == to.n_heads
     if to.attention is not None or not isinstance(layer, AttentionLayer):
         return sizes and heads and layer.architecture.attention == to.attention
     biases = to.bias or (layer.key_vector is None and layer.out_bias is None)
-    return (
-        sizes
-        and heads
-        and biases
-        and _has_rank(layer.query_theta, to.qk_rank)
-        and _has_rank(layer.w, to.ov_rank)
-    )
+    return sizes and heads and biases and _has_ranks(layer, to)
+
+
+def _has_ranks(layer: AttentionLayer, to: Architecture) -> bool:
+    return _has_rank(layer.query_theta, to.qk_rank) and _has_rank(layer.w, to.ov_rank)
 
 
 def _includes(wider: Architecture, other: Architecture) -> bool:
@@ -58,8 +56,7 @@ def _shares(layer: AttentionLayer, architecture: Architecture) -> bool:
         return False
     queries = layer.query_theta.reshape(groups, -1, d)
     outs = layer.w.reshape(groups, m // groups, d, e).swapaxes(1, 2).reshape(groups, d, -1)
-    rank = architecture.qk_rank
-    return _has_rank(queries, rank) and _has_rank(outs, rank)
+    return _has_rank(queries, architecture.qk_rank) and _has_rank(outs, architecture.values)
 
 
 def _has_rank(matrices: Float64, rank: int) -> bool:

@@ -2,7 +2,8 @@
 
 Logits of such heads may depend on positions, and keys and values may be shared; then no single
 matrix Theta says what a head does. What is beside the projections (rotation, norm, bias by
-distance, cap, window, sink) is one step each.
+distance, cap, window, sink) is one step each; keys and values may be of a second sequence, or be
+read from a latent.
 """
 
 from __future__ import annotations
@@ -31,29 +32,46 @@ Projections = dict[str, Array]
 
 # Parameters that a layer may be without; they then are zero.
 OPTIONAL = ("query_bias", "key_bias", "value_bias", "out_bias")
+# Linear maps of tokens, or of latents, whose rows are features.
+PROJECTIONS = ("query", "key", "value", "latent", "query_latent", "rotary_key")
 
 
 class Mixed(NamedTuple):
     """What heads make of a chunk, before their output projections."""
 
-    p: Float[Array, "b k m k"]
-    values: Float[Array, "b k m v"]  # means of the values, by the weights
+    p: Float[Array, "b k m j"]
+    means: Float[Array, "b k m v"]  # of the values, by the weights
+    values: Float[Array, "b j g v"]
+
+
+class Sides(NamedTuple):
+    """What projections make of a chunk."""
+
+    query: Float[Array, "b k m h"]
+    key: Float[Array, "b j g h"]
+    value: Float[Array, "b j g v"]
 
 
 @dataclass(frozen=True)
 class Projected(Parametrisation):
-    """Queries (m, d, h), keys (g, d, h), values (g, d, h) and outputs (m, h, e), and what the
-    architecture has beside them."""
+    """Queries (m, d, h), keys (g, d, h), values (g, d, v) and outputs (m, v, e), and what the
+    architecture has beside them. With a latent of r dimensions keys are (m, r, h - rotated) and
+    values (m, r, v); with one of the queries, they are (m, r', h)."""
 
     architecture: Architecture
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         a = self.architecture
-        m, g, d, h, e = a.heads, a.groups, a.d, a.qk_rank, a.outputs
-        named = {"query": (m, d, h), "key": (g, d, h), "value": (g, d, h), "out": (m, h, e)}
-        shapes: dict[str, tuple[int, ...]] = dict(named)
+        m, g, d, h, v, e = a.heads, a.groups, a.d, a.qk_rank, a.values, a.outputs
+        rows, source, still = d, a.key_features, h
+        shapes: dict[str, tuple[int, ...]] = {}
+        if a.latent is not None:
+            shapes |= a.latent.shapes(d, source, a.rotated)
+            rows, source, still = a.latent.query_rank or d, a.latent.rank, h - a.rotated
+        shapes |= {"query": (m, rows, h), "key": (g, source, still), "value": (g, source, v)}
+        shapes |= {"out": (m, v, e)}
         if a.bias:
-            shapes |= {"query_bias": (m, h), "key_bias": (g, h), "value_bias": (g, h)}
+            shapes |= {"query_bias": (m, h), "key_bias": (g, h), "value_bias": (g, v)}
             shapes |= {"out_bias": (e,)}
         if a.norm is not None and a.norm.has_gains:
             shapes["query_gain"] = a.norm.gain_shape(m, h)
@@ -69,40 +87,57 @@ class Projected(Parametrisation):
     def init(self, rng: np.random.Generator) -> Projections:
         """Logits and outputs of about unit size on tokens of unit size; gains near one."""
         a = self.architecture
-        sizes = {"query": a.d**-0.5, "key": a.d**-0.5, "value": a.d**-0.5}
-        sizes |= {"out": (a.heads * a.qk_rank) ** -0.5, "query_gain": 0.1, "key_gain": 0.1}
-        drawn = {
-            name: jnp.asarray(sizes.get(name, 0.3) * rng.standard_normal(shape))
-            for name, shape in self.shapes().items()
-        }
+        sizes = {"out": (a.heads * a.values) ** -0.5, "query_gain": 0.1, "key_gain": 0.1}
+        drawn = {}
+        for name, shape in self.shapes().items():
+            size = shape[-2] ** -0.5 if name in PROJECTIONS else sizes.get(name, 0.3)
+            drawn[name] = jnp.asarray(size * rng.standard_normal(shape))
         return {name: leaf + name.endswith("_gain") for name, leaf in drawn.items()}
 
     def forward(self, params: Projections, chunk: Chunk) -> Float[Array, "b k e"]:
         """Cost: O(b k m h (d + k + e))."""
-        mixed = self.attend(params, chunk).values
-        outputs = jnp.einsum("brmh,mhe->bre", mixed, params["out"])
+        means = self.attend(params, chunk).means
+        outputs = jnp.einsum("brmh,mhe->bre", means, params["out"])
         return outputs + params["out_bias"] if "out_bias" in params else outputs
 
     def attend(self, params: Projections, chunk: Chunk) -> Mixed:
         """Weights and mean values of every head."""
-        queries, keys = self._queries_and_keys(params, chunk)
-        b, k, m, h = queries.shape
-        grouped = queries.reshape(b, k, self.architecture.groups, -1, h)
-        scores = jnp.einsum("brgnh,bjgh->brgnj", grouped, keys).reshape(b, k, m, k)
+        sides = self._turned(params, self.project(params, chunk), chunk)
+        b, k, m, h = sides.query.shape
+        j, groups = sides.key.shape[1:3]
+        grouped = sides.query.reshape(b, k, groups, -1, h)
+        scores = jnp.einsum("brgnh,bjgh->brgnj", grouped, sides.key).reshape(b, k, m, j)
         p = self._weights(params, scores, chunk)
-        values = _project(params, "value", chunk)
-        shared = p.reshape(b, k, self.architecture.groups, -1, k)
-        mixed = jnp.einsum("brgnj,bjgh->brgnh", shared, values)
-        return Mixed(p, mixed.reshape(b, k, m, values.shape[-1]))
+        shared = p.reshape(b, k, groups, -1, j)
+        means = jnp.einsum("brgnj,bjgh->brgnh", shared, sides.value)
+        return Mixed(p, means.reshape(b, k, m, sides.value.shape[-1]), sides.value)
 
-    def _queries_and_keys(
-        self, params: Projections, chunk: Chunk
-    ) -> tuple[Float[Array, "b k m h"], Float[Array, "b k g h"]]:
-        """Normalised, then rotated, where the architecture has it."""
+    def project(self, params: Projections, chunk: Chunk) -> Sides:
+        """Queries of the tokens; keys and values of them, or of the memory, or of latents."""
+        latent, source = self.architecture.latent, chunk.tokens
+        if chunk.memory is not None:
+            source = chunk.memory
+        if latent is None:
+            return Sides(
+                _project(params, "query", chunk.tokens),
+                _project(params, "key", source),
+                _project(params, "value", source),
+            )
+        queries, narrow = chunk.tokens, latent.compress(source, params, "latent")
+        if latent.query_rank is not None:
+            queries = latent.compress(queries, params, "query_latent")
+        keys = _project(params, "key", narrow)
+        if "rotary_key" in params:
+            shared = (source @ params["rotary_key"])[:, :, None]
+            shared = jnp.broadcast_to(shared, (*keys.shape[:3], shared.shape[-1]))
+            keys = jnp.concatenate([shared, keys], axis=-1)
+        return Sides(_project(params, "query", queries), keys, _project(params, "value", narrow))
+
+    def _turned(self, params: Projections, sides: Sides, chunk: Chunk) -> Sides:
+        """Queries and keys normalised, then rotated, where the architecture has it."""
         a = self.architecture
         found = []
-        for side in ("query", "key"):
-            vectors = _project(params, side, chunk)
+        for side, vectors in (("query", sides.query), ("key", sides.key)):
             if a.norm is not None:
                 vectors = a.norm(vectors, params.get(f"{side}_gain"))
             if a.rope is not None:
@@ -110,11 +145,11 @@ class Projected(Parametrisation):
                 last = jnp.max(jnp.where(chunk.weight > 0, positions, 0.0), axis=1)
                 vectors = a.rope.rotate(vectors, positions, last + 1.0)
             found.append(vectors)
-        return found[0], found[1]
+        return sides._replace(query=found[0], key=found[1])
 
     def _weights(
-        self, params: Projections, scores: Float[Array, "b k m k"], chunk: Chunk
-    ) -> Float[Array, "b k m k"]:
+        self, params: Projections, scores: Float[Array, "b k m j"], chunk: Chunk
+    ) -> Float[Array, "b k m j"]:
         """The softmax of logits: scaled, capped, biased by distance, masked, beside a sink."""
         a = self.architecture
         logits = scores * (a.qk_rank**-0.5 if a.logit_scale is None else a.logit_scale)
@@ -131,7 +166,7 @@ class Projected(Parametrisation):
         return jax.nn.softmax(jnp.concatenate([logits, sinks], axis=-1), axis=-1)[..., :-1]
 
     def term_sizes(self, params: Projections, chunk: Chunk) -> Float[Array, "b k e"]:
-        p, values = self.attend(params, chunk).p, _project(params, "value", chunk)
+        p, _, values = self.attend(params, chunk)
         each = jnp.repeat(values, p.shape[2] // values.shape[2], axis=2)
         terms = jnp.abs(jnp.einsum("bjmh,mhe->bjme", each, params["out"]))
         sizes = jnp.einsum("brmj,bjme->bre", p, terms)
@@ -154,8 +189,10 @@ class Projected(Parametrisation):
         return self.architecture.count()
 
 
-def _project(params: Projections, side: str, chunk: Chunk) -> Float[Array, "b k m h"]:
-    vectors = jnp.einsum("bjd,gdh->bjgh", chunk.tokens, params[side])
+def _project(
+    params: Projections, side: str, tokens: Float[Array, "b j d"]
+) -> Float[Array, "b j g h"]:
+    vectors = jnp.einsum("bjd,gdh->bjgh", tokens, params[side])
     bias = params.get(f"{side}_bias")
     return vectors if bias is None else vectors + bias
 
@@ -166,7 +203,7 @@ def _positions(chunk: Chunk) -> Float[Array, "b k"]:
     return jnp.broadcast_to(jnp.arange(chunk.tokens.shape[1], dtype=float), chunk.weight.shape)
 
 
-def _allowed(chunk: Chunk, window: int | None) -> Bool[Array, "b k k"]:
+def _allowed(chunk: Chunk, window: int | None) -> Bool[Array, "b k j"]:
     """Keys that a query sees: those of the mask, at less than `window` tokens from it."""
     if window is None:
         return chunk.allowed

@@ -14,6 +14,9 @@ import numpy as np
 
 from mhalearn._runtime.types import Float64
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.gauge import balanced, phase, ratio, sign
+from mhalearn.layer.latent import unfold
+from mhalearn.layer.latent_canonical import fix_latents
 from mhalearn.layer.position_bias import Alibi, T5Bias
 from mhalearn.layer.projected_layer import ProjectedLayer
 
@@ -30,7 +33,9 @@ def canonical_form(layer: ProjectedLayer) -> ProjectedLayer:
     params = {name: leaf.copy() for name, leaf in layer.params.items()}
     _fold_biases(a, params)
     _centre_table(a, params)
-    for g in range(a.groups):
+    if a.latent is not None:
+        fix_latents(a, params)
+    for g in range(a.groups if a.latent is None else 0):
         heads = slice(g * (a.heads // a.groups), (g + 1) * (a.heads // a.groups))
         _balance_values(params, g, heads)
         if a.norm is None:
@@ -72,7 +77,7 @@ def _centre_table(a: Architecture, params: Params) -> None:
 def _balance_values(params: Params, g: int, heads: slice) -> None:
     value, outs = _rows(params, "value", slice(g, g + 1)), params["out"][heads]
     n, h, e = outs.shape
-    left, right = _balanced(value[0], outs.swapaxes(0, 1).reshape(h, n * e).T)
+    left, right = balanced(value[0], outs.swapaxes(0, 1).reshape(h, n * e).T)
     _put(params, "value", slice(g, g + 1), left[None])
     params["out"][heads] = right.T.reshape(h, n, e).swapaxes(0, 1)
 
@@ -87,14 +92,12 @@ def _fix_keys(a: Architecture, params: Params, g: int, heads: slice) -> None:
         real, imaginary = a.rope.pairs(a.qk_rank)
         ours, theirs = (side[..., real] + 1j * side[..., imaginary] for side in (query, key))
         sizes = [np.linalg.norm(side, axis=(0, 1)) for side in (ours, theirs)]
-        factor = np.sqrt(_ratio(sizes[0], sizes[1])) * _phase(theirs[0])
+        factor = np.sqrt(ratio(sizes[0], sizes[1])) * phase(theirs[0])
         for side, turned in ((query, ours / factor.conj()), (key, theirs * factor)):
             side[..., real], side[..., imaginary] = turned.real, turned.imag
     if first < a.qk_rank:
         rows = query.shape[1]
-        right, left = _balanced(
-            key[0, :, first:], query[..., first:].reshape(-1, a.qk_rank - first)
-        )
+        right, left = balanced(key[0, :, first:], query[..., first:].reshape(-1, a.qk_rank - first))
         key[0, :, first:], query[..., first:] = right, left.reshape(-1, rows, a.qk_rank - first)
     _put(params, "query", heads, query)
     _put(params, "key", group, key)
@@ -121,19 +124,19 @@ def _fix_normalised(a: Architecture, params: Params) -> None:
             basis = np.linalg.svd(key[g, :, still], full_matrices=False).Vh.T
             key[g, :, still] = key[g, :, still] @ basis
             query[heads, :, still] = query[heads, :, still] @ basis
-        sign = np.ones(a.qk_rank)
-        sign[first:] = _sign(key[g, :, still])
+        flip = np.ones(a.qk_rank)
+        flip[first:] = sign(key[g, :, still])
         if a.rope is not None:
             pairs = key[g][:, real] + 1j * key[g][:, imaginary]
             if norm.has_gains:  # which leave half turns
-                sign[real] = sign[imaginary] = _sign(key[g][:, real])
+                flip[real] = flip[imaginary] = sign(key[g][:, real])
             else:
-                turn = _phase(pairs)
+                turn = phase(pairs)
                 for side in (query[heads], key[g : g + 1]):
                     turned = (side[..., real] + 1j * side[..., imaginary]) * turn
                     side[..., real], side[..., imaginary] = turned.real, turned.imag
-        query[heads] *= sign
-        key[g] *= sign
+        query[heads] *= flip
+        key[g] *= flip
     _put(params, "query", slice(None), query)
     _put(params, "key", slice(None), key)
 
@@ -164,12 +167,12 @@ def _fix_gains(a: Architecture, params: Params, query: Float64, key: Float64) ->
         order = np.arange(a.qk_rank)
         weight = np.mean(np.log(mine), axis=0) + np.mean(np.log(yours), axis=0)
         order[first:] = first + np.argsort(-weight[first:], kind="stable")
-        sign = np.ones(a.qk_rank)
+        flip = np.ones(a.qk_rank)
         for x, y in zip(real, imaginary, strict=True):
             if weight[y] > weight[x]:  # a quarter turn exchanges them
-                order[x], order[y], sign[x] = y, x, -1.0
+                order[x], order[y], flip[x] = y, x, -1.0
         groups = slice(g, g + 1) if wide else slice(None)
-        query[heads], key[groups] = query[heads][..., order] * sign, key[groups][..., order] * sign
+        query[heads], key[groups] = query[heads][..., order] * flip, key[groups][..., order] * flip
         mine, yours = mine[:, order], yours[:, order]
         if wide:
             ours[heads], theirs[g : g + 1] = mine, yours
@@ -181,7 +184,8 @@ def _fix_gains(a: Architecture, params: Params, query: Float64, key: Float64) ->
 def _order_heads(a: Architecture, params: Params) -> None:
     """Groups, and heads in a group, by decreasing size of W."""
     each = a.heads // a.groups
-    value = np.repeat(params["value"], each, axis=0)
+    whole = params if a.latent is None else unfold(params, a.latent, a.heads)
+    value = np.repeat(whole["value"], each, axis=0)
     sizes = np.linalg.norm(value @ params["out"], axis=(1, 2)).reshape(a.groups, each)
     groups = np.argsort(-np.linalg.norm(sizes, axis=1), kind="stable")
     inside = np.argsort(-sizes[groups], axis=1, kind="stable")
@@ -207,39 +211,6 @@ def _put(params: Params, side: str, which: slice, rows: Float64) -> None:
     params[side][which] = rows[:, :d]
     if f"{side}_bias" in params:
         params[f"{side}_bias"][which] = rows[:, d]
-
-
-def _balanced(left: Float64, right: Float64) -> tuple[Float64, Float64]:
-    """Factors of left right^T with the same singular values, as many columns as they have."""
-    q, r = np.linalg.qr(left)
-    p, t = np.linalg.qr(right)
-    u, s, vt = np.linalg.svd(r @ t.T, full_matrices=False)
-    missing = ((0, 0), (0, left.shape[1] - len(s)))  # a narrow product has fewer of them
-    left, right = (np.pad(x * np.sqrt(s), missing) for x in (q @ u, p @ vt.T))
-    sign = _sign(left)
-    return left * sign, right * sign
-
-
-def _largest(columns: Any) -> Any:
-    return np.take_along_axis(columns, np.abs(columns).argmax(axis=0)[None], axis=0)[0]
-
-
-def _sign(columns: Float64) -> Float64:
-    """Signs that make the largest entry of each column positive."""
-    return np.where(_largest(columns) < 0, -1.0, 1.0)
-
-
-def _phase(columns: Any) -> Any:
-    """Numbers of modulus one that make the largest entry of each column real and positive."""
-    largest = _largest(columns)
-    size = np.abs(largest)
-    return np.where(size > 0, largest.conj() / np.where(size > 0, size, 1.0), 1.0)
-
-
-def _ratio(over: Float64, under: Float64) -> Float64:
-    """One where either vanishes."""
-    there = (over > 0) & (under > 0)
-    return np.where(there, over, 1.0) / np.where(there, under, 1.0)
 
 
 def _of_size(side: Float64, axes: Any, head_dim: int) -> Float64:

@@ -4,7 +4,8 @@ Queries and keys meet in products that no gauge moves: a complex rank-one matrix
 M_f = alpha_f conj(beta_f)^T, and one matrix Theta of the dimensions that are not rotated. Biases
 are one more feature, a constant. Under a norm the products are those of the normalised projections,
 and the quadratic forms that norms are made of stand beside them. Products are never formed: they
-are compared by their factors.
+are compared by their factors. So are projections through latents, beside the quadratic forms of
+those that are normalised.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from scipy.optimize import linear_sum_assignment
 
 from mhalearn._runtime.types import Float64
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.latent import unfold
 from mhalearn.layer.position_bias import Alibi, T5Bias
 from mhalearn.layer.projected_layer import ProjectedLayer
 
@@ -54,9 +56,15 @@ class Determined(NamedTuple):
 def determined(layer: ProjectedLayer) -> Determined:
     """The invariants of a layer. Cost: that of a copy of its projections."""
     a, params = layer.architecture, layer.params
+    common = []
+    if a.latent is not None:
+        params = unfold(params, a.latent, a.heads)
+        names = [name for name in ("latent", "query_latent") if name in params]
+        common = [_square(params[name] / _sizes(params[name], None)) for name in names]
+        common = common if a.latent.norm else []
     each = a.heads // a.groups
     query, key, value = (_with_bias(params, side) for side in ("query", "key", "value"))
-    norm, common = a.norm, []
+    norm = a.norm
     if norm is not None:
         axes = None if norm.across_heads else (1, 2)
         query, key = (part / _sizes(part, axes) for part in (query, key))

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from mhalearn._runtime import storage
 from mhalearn._runtime.programs import compiled
 from mhalearn._runtime.types import Array, Float, Float64
-from mhalearn._runtime.validation import check_array, check_inputs
+from mhalearn._runtime.validation import check_array
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.architecture_record import read_architecture, write_architecture
 from mhalearn.layer.base import ParametrisedLayer, check_seen
@@ -28,9 +28,11 @@ class ProjectedLayer(ParametrisedLayer):
     """A layer of heads that are held by their projections, immutable, in float64.
 
     architecture: what its heads have: rotary positions, shared keys, norms, windows and so on.
-    params: query (m, d, h), key (g, d, h), value (g, d, h), out (m, h, e) and, where there are
-    such, query_bias (m, h), key_bias, value_bias (g, h), out_bias (e,), query_gain, key_gain,
-    sink (m,), position_table (buckets, m).
+    params: query (m, d, h), key (g, d, h), value (g, d, v), out (m, v, e) and, where there are
+    such, query_bias (m, h), key_bias (g, h), value_bias (g, v), out_bias (e,), query_gain,
+    key_gain, sink (m,), position_table (buckets, m). With a latent: latent (d, r), latent_gain (r,)
+    and rotary_key (d, rotated), and keys and values have r rows; query_latent (d, r') and
+    query_latent_gain (r',), and queries have r' rows.
     metadata, seen: as in every layer.
     """
 
@@ -75,18 +77,23 @@ class ProjectedLayer(ParametrisedLayer):
         lengths: ArrayLike | None = None,
         *,
         positions: ArrayLike | None = None,
+        memory: ArrayLike | None = None,
+        memory_lengths: ArrayLike | None = None,
     ) -> Float64:
-        """Attention weights (n, m, k, k): what row r of a head gives to each token.
+        """Attention weights (n, m, k, k): what row r of a head gives to each token; (n, m, k, k')
+        where a memory of k' tokens is given.
 
         A row sums to one, or to less where a sink takes its share; zeros for keys that are not seen
         and for rows past an example's length.
         """
-        tokens, lengths = check_inputs(x, self.d, lengths)
+        rows = np.shape(x)[1] if np.ndim(x) == 3 else None
+        keys = np.shape(memory)[1] if memory is not None and np.ndim(memory) == 3 else None
+        tokens, lengths = self.bring_memory(x, lengths, memory, memory_lengths)
         n, k, _ = tokens.shape
         found = np.empty((n, self.n_heads, k, k))
         for part, weights in self.over_chunks(_patterns, tokens, lengths, positions=positions):
             found[part] = weights[: part.stop - part.start]
-        return found
+        return found[:, :, :rows, :keys]
 
     def canonical(self) -> ProjectedLayer:
         """The same function by projections that are chosen alike for all layers that compute it.
@@ -112,6 +119,7 @@ class ProjectedLayer(ParametrisedLayer):
         if "value_bias" in params:
             shared = np.repeat(params["value_bias"], each, axis=0)
             out_bias = np.einsum("mh,mhe->e", shared, params["out"])
+        said = {"head_dim": str(a.head_dim)}
         if "out_bias" in params:
             out_bias = params["out_bias"] + (0.0 if out_bias is None else out_bias)
         return AttentionLayer(
@@ -120,7 +128,7 @@ class ProjectedLayer(ParametrisedLayer):
             vector,
             out_bias,
             a.causal,
-            metadata=self.metadata | {"head_dim": str(a.head_dim)},
+            metadata=self.metadata | (said if a.value_dim is None else {}),
             seen=self.seen,
         )
 

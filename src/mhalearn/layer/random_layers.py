@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.validation import check_count, is_number
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.latent import Latent, unfold
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.position_bias import PositionBias
 from mhalearn.layer.projected import Projected
@@ -37,6 +38,9 @@ def random_layer(
     qk_norm: QKNorm | bool | str = False,
     position_bias: PositionBias | str | None = None,
     logit_scale: float | int | None = None,
+    value_dim: int | None = None,
+    memory: int | None = None,
+    latent: Latent | None = None,
 ) -> Any:
     """A layer with independent Gaussian heads.
 
@@ -79,6 +83,9 @@ def random_layer(
         qk_norm=qk_norm,
         position_bias=position_bias,
         logit_scale=logit_scale,
+        value_dim=value_dim,
+        memory=memory,
+        latent=latent,
     )
     rng = generator(seed, Stream.TEACHER)
     if not asked.is_plain:
@@ -113,17 +120,23 @@ def _projected(
     shapes = Projected(a).shapes()
     params = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
     each = a.heads // a.groups
-    key = np.repeat(params["key"], each, axis=0)
+    for name in ("latent", "query_latent"):
+        if name in params:  # latents of unit size, whether they are normalised or not
+            params[name] /= math.sqrt(len(params[name]))
+        if f"{name}_gain" in params:
+            params[f"{name}_gain"] = np.exp(0.3 * params[f"{name}_gain"])
+    whole = params if a.latent is None else unfold(params, a.latent, a.heads)
+    key = np.repeat(whole["key"], each, axis=0)
     factor = a.qk_rank**-0.5 if a.logit_scale is None else a.logit_scale
-    norms = np.linalg.norm(params["query"] @ key.swapaxes(1, 2), axis=(1, 2))
+    norms = np.linalg.norm(whole["query"] @ key.swapaxes(1, 2), axis=(1, 2))
     params["query"] *= (scale / (factor * norms))[:, None, None]
     for name in ("query", "key"):
         if f"{name}_bias" in params:  # as a token's feature of size one half would do
             params[f"{name}_bias"] *= 0.5 * np.std(params[name])
         if f"{name}_gain" in params:  # logits of normalised heads are as large as gains make them
             params[f"{name}_gain"] = math.sqrt(scale) * np.exp(0.3 * params[f"{name}_gain"])
-    params["value"] /= math.sqrt(a.d)
-    params["out"] /= math.sqrt(a.qk_rank)
+    params["value"] /= math.sqrt(params["value"].shape[1])
+    params["out"] /= math.sqrt(a.values)
     for name in ("value_bias", "out_bias"):
         if name in params:
             params[name] /= math.sqrt(a.d)

@@ -15,7 +15,7 @@ from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
-from mhalearn.layer.batches import Chunk, host_chunk, pack_sequences
+from mhalearn.layer.batches import Chunk, make_chunk, pack_sequences
 from mhalearn.layer.dense import Dense
 from mhalearn.layer.factored import Factored
 from mhalearn.layer.layer import AttentionLayer
@@ -153,7 +153,7 @@ def make_problem(examples: Examples, parametrisation: Parametrisation) -> Proble
     chunks = -(-padded * k * held // (on_device(WORKSPACE) * here))
     size = here * -(-padded // (chunks * here))
     parts = [
-        host_chunk(
+        make_chunk(
             x[start : start + size] / x_scale,
             lengths[start : start + size],
             key_vector=bias,
@@ -162,10 +162,11 @@ def make_problem(examples: Examples, parametrisation: Parametrisation) -> Proble
             labels=y[start : start + size] / y_scale,
             size=size,
             sequences=None if sequences is None else sequences[start : start + size],
+            columns=examples.columns,
         )
         for start in range(0, size * chunks, size)
     ]
-    data = Chunk(*(np.stack(leaves) for leaves in zip(*parts, strict=True)))  # type: ignore[arg-type]
+    data: Chunk = jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
     problem = Problem(
         data=data,
         parametrisation=parametrisation,

@@ -201,4 +201,5 @@ def _chunks(examples: Examples, problem: Problem) -> Iterator[Chunk]:
             causal=problem.architecture.causal,
             labels=y / problem.units.y_scale,
             size=size,
+            columns=examples.columns,
         )
