@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mhalearn._runtime import devices, storage
+from mhalearn._runtime import devices
 from mhalearn._runtime.arrays import widen_bfloat16
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.validation import check_count
@@ -20,13 +20,7 @@ from mhalearn.data.box import Box
 from mhalearn.data.datasets import read_dataset
 from mhalearn.data.drawn import draw_examples
 from mhalearn.data.inputs import Sampler
-from mhalearn.data.shards import (
-    as_json,
-    block_tensors,
-    check_metadata,
-    write_block,
-    write_shards,
-)
+from mhalearn.data.shards import check_metadata, write_file, write_shards
 from mhalearn.data.sources import (
     ArraySource,
     ExampleBlock,
@@ -424,17 +418,8 @@ class Examples:
         is there, and `load_examples` reads it one shard at a time. Memory: a shard with shard_size,
         all examples without.
         """
-        suffix = Path(path).suffix
         if shard_size is not None:
             blocks = self._chunks(check_count("shard_size", shard_size))
             write_shards(path, blocks, self.metadata, self.has_lengths)
-        elif suffix == ".safetensors":
-            write_block(path, self.arrays(), self.has_lengths, self.metadata)
-        elif suffix == ".npz":
-            tensors = block_tensors(self.arrays(), self.has_lengths)
-            storage.write_npz(path, tensors | {"metadata": np.array(as_json(self.metadata))})
         else:
-            raise ValueError(
-                f"{storage.show(path)}: name a .safetensors or .npz file, "
-                "or pass shard_size to write a folder of shards"
-            )
+            write_file(path, self.arrays, self.has_lengths, self.metadata)

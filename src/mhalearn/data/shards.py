@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,26 @@ _BLOCK = 2**24
 def block_tensors(block: ExampleBlock, has_lengths: bool) -> storage.Tensors:
     tensors: storage.Tensors = {"X": block.x, "Y": block.y}
     return tensors | {"lengths": block.lengths} if has_lengths else tensors
+
+
+def write_file(
+    path: str | Path,
+    arrays: Callable[[], ExampleBlock],
+    has_lengths: bool,
+    metadata: Mapping[str, Any],
+) -> None:
+    """Write all examples to a .safetensors or .npz file; they are asked for if it can be one."""
+    suffix = Path(path).suffix
+    if suffix == ".safetensors":
+        write_block(path, arrays(), has_lengths, metadata)
+    elif suffix == ".npz":
+        tensors = block_tensors(arrays(), has_lengths)
+        storage.write_npz(path, tensors | {"metadata": np.array(as_json(metadata))})
+    else:
+        raise ValueError(
+            f"{storage.show(path)}: name a .safetensors or .npz file, "
+            "or pass shard_size to write a folder of shards"
+        )
 
 
 def write_block(
