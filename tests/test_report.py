@@ -25,7 +25,7 @@ from mhalearn.report.descent import draw_descent, list_stages, measured_seconds
 from mhalearn.report.numbers import number, short, typeset
 from mhalearn.report.page import render
 from mhalearn.report.phases import describe_phases
-from mhalearn.report.reproduce import describe_again
+from mhalearn.report.reproduce import ARGUMENTS, describe_again
 from mhalearn.run.events import Event
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
@@ -404,11 +404,11 @@ def test_stages_are_numbered_in_figures_and_table():
     trace = [Event("theory", 0, math.nan, 0.0)]
     trace += [Event("round 1", i, 10.0**-i, 5 + 0.001 * i) for i in range(6)]
     trace += [Event("polish", i, 1e-20, 5.01 + 0.001 * i) for i in range(6)]
-    assert [(s.number, s.colour) for s in list_stages(trace)] == [(1, 0), (2, 1), (3, 2)]
+    assert [(s.number, s.colour) for s in list_stages(trace)] == [(0, 0), (1, 1), (2, 2)]
     drawn = draw_descent(trace, 10.0, "a")
+    assert ">1</text>" in drawn
     assert ">2</text>" in drawn
-    assert ">3</text>" in drawn
-    assert ">2\N{EN DASH}3</text>" in draw_descent(trace, 0.9, "b")  # too close to be told apart
+    assert ">1\N{EN DASH}2</text>" in draw_descent(trace, 0.9, "b")  # too close to be told apart
     assert draw_descent(trace[:2], 10.0, "c") is None
     assert measured_seconds(trace) == pytest.approx(0.01)  # and not the five before the first
 
@@ -430,6 +430,18 @@ def test_the_command_repeats_the_settings(settings, command):
     again = describe_again(settings, mha.random_layer(n_heads=1, d=2))
     assert again.command == (expected if command is None else command)
     assert bool(again.call) == bool(settings)
+
+
+def test_the_call_says_what_was_set_and_no_more():
+    settings = mha.AttentionRegressor(3, causal=True).get_params()
+    again = describe_again(settings, mha.random_layer(n_heads=1, d=2))
+    assert (
+        again.call == "mha.AttentionRegressor(n_heads=3, causal=True, random_state=0).fit(examples)"
+    )
+    assert {name: settings[name] for name in ARGUMENTS} == ARGUMENTS | {
+        "n_heads": 3,
+        "causal": True,
+    }
 
 
 @pytest.mark.parametrize(

@@ -257,9 +257,10 @@ def give_reason(
     if null is None or bound is None:
         seen = ""
         if known.null_component is not None:
-            seen = f" (of a random change of the parameters a share {known.null_component:.1g} is "
-            seen += (
-                f"not found again in the outputs; at full rank it is below {NULL_TOLERANCE:.0e})"
+            seen = (
+                " (solved for from the outputs it changes, a random change of the parameters comes "
+                f"out off by {known.null_component:.1g} of its size; at full rank by less than "
+                f"{NULL_TOLERANCE:.0e})"
             )
         return (
             f"{exact}, but a randomised test does not show the Jacobian to have full rank{seen}: "
@@ -288,8 +289,8 @@ def give_reason(
     if known.null_component is not None:
         rank += " by a randomised test"
     return (
-        f"{exact} and {rank}, so that no other layer nearby{among} fits: the examples determine "
-        f"{_every_head(architecture.heads)}, up to distant layers, of which {tested} tested"
+        f"{exact} and {rank}: no other layer nearby{among} fits, so the examples determine "
+        f"{_every_head(architecture.heads)}; of distant layers {tested} tested"
     )
 
 

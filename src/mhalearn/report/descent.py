@@ -33,7 +33,7 @@ _APART = 0.3
 class Stage(NamedTuple):
     """A contiguous run of events of one stage, as the table lists it."""
 
-    number: int
+    number: int  # among those that are drawn; 0 for one that is not
     name: str
     colour: int  # 1..5, the page's series colours; 0 for a stage that is not drawn
     began: float
@@ -63,7 +63,7 @@ def list_stages(trace: Sequence[Event]) -> list[Stage]:
             colours.setdefault(stage, len(colours) % len(SERIES) + 1)
         found.append(
             Stage(
-                number=len(found) + 1,
+                number=1 + sum(stage.number > 0 for stage in found) if errors else 0,
                 name=stage,
                 colour=colours[stage] if errors else 0,
                 began=events[0].seconds,

@@ -27,8 +27,8 @@ from mhalearn.report.reproduce import describe_again
 from mhalearn.run.outcome import Outcome
 
 _MOST_STAGES = 40
-# Stages up to which the descent has a key; of more, the table tells.
-_MOST_NAMED = 8
+# Stages up to which the descent has a key, and one with times; of more, the table tells.
+_MOST_NAMED, _MOST_TIMED = 24, 8
 # Inches of figures that span the page: on a desk, and on a telephone.
 _WIDE, _NARROW = 10.4, 4.2
 
@@ -118,6 +118,7 @@ def render(solution: Solution, truth: Layer | None = None) -> str:
         stages=stages[-_MOST_STAGES:],
         stages_left_out=max(0, len(stages) - _MOST_STAGES),
         key=drawn if len(drawn) <= _MOST_NAMED else [],
+        key_with_times=_MOST_TIMED,
         descent=_both(lambda width, name: draw_descent(trace, width, name), "descent"),
         descent_seconds=measured_seconds(trace),
         conditions=None if empty else _conditions(solution),

@@ -17,13 +17,23 @@ from mhalearn.layer.base import Layer, parameters_hash
 from mhalearn.learners.options import describe_options
 from mhalearn.learners.registry import AUTO, list_learners
 
-# Settings that are arguments of the estimator, in its order.
-_ARGUMENTS = (
-    *("n_heads", "method", "plan", "options", "head_dim", "bias", "causal", "residual"),
-    *("attention", "polish"),
-    "random_state",
-    "max_seconds",
-)
+# Settings that are arguments of the estimator, in its order, and what they are unless given.
+ARGUMENTS: dict[str, Any] = {
+    "n_heads": "auto",
+    "method": "auto",
+    "plan": None,
+    "options": None,
+    "head_dim": None,
+    "bias": False,
+    "causal": False,
+    "residual": False,
+    "attention": None,
+    "polish": True,
+    "random_state": 0,
+    "max_seconds": None,
+}
+# Those that are told whatever they are: two runs differ by them most.
+_ALWAYS = ("n_heads", "random_state")
 # Those that `mhalearn learn` takes with a value, and those that are flags with the value they set.
 _OPTIONS = {
     "n_heads": "--heads",
@@ -56,7 +66,7 @@ class Again(NamedTuple):
 
 def describe_again(settings: Mapping[str, Any], layer: Layer) -> Again:
     """From a solution's settings. The command is theirs where they have one (`demo`)."""
-    known = any(name in settings for name in _ARGUMENTS)
+    known = any(name in settings for name in ARGUMENTS)
     options = describe_options(settings.get("options"))
     command = _command(settings) if known and not options and _is_named(settings) else ""
     shown = dict(settings) | {"options": options or "defaults"}
@@ -75,8 +85,8 @@ def describe_again(settings: Mapping[str, Any], layer: Layer) -> Again:
 def _command(settings: Mapping[str, Any]) -> str:
     words = ["mhalearn", "learn", str(settings.get("examples", "EXAMPLES"))]
     for name, option in _OPTIONS.items():
-        if settings.get(name) is not None:
-            words += [option, str(settings[name])]
+        if settings.get(name) not in (None, AUTO) or name == "n_heads":
+            words += [option, str(settings.get(name, AUTO))]
     words += [flag for name, (flag, when) in _FLAGS.items() if settings.get(name) is when]
     return shlex.join(words)
 
@@ -89,11 +99,13 @@ def _is_named(settings: Mapping[str, Any]) -> bool:
 
 
 def _call(settings: Mapping[str, Any], options: str) -> str:
-    said = {name: repr(settings[name]) for name in _ARGUMENTS if name in settings}
-    if settings.get("plan") is None:
-        said.pop("plan", None)
+    said = {
+        name: repr(settings[name])
+        for name, usual in ARGUMENTS.items()
+        if name in settings and (name in _ALWAYS or settings[name] != usual)
+    }
     said["options"] = options
-    known = [f"{name}={said[name]}" for name in _ARGUMENTS if said.get(name)]
+    known = [f"{name}={said[name]}" for name in ARGUMENTS if said.get(name)]
     return f"mha.AttentionRegressor({', '.join(known)}).fit(examples)"
 
 

@@ -84,8 +84,9 @@ def learn_chen_li(
     if run.is_over():
         return Candidate(layer, Outcome.TIME_LIMIT, phases=phases)
     if error > constants.worst_error:
-        last = "phase 6: net: its best candidate" if phases.decoded is None else "decoding: it"
-        reason = f"{last} leaves {error:.2g} of the held-out labels" + _blame_inputs(run)
+        last = "the best candidate of phase 6" if phases.decoded is None else "the decoded layer"
+        reason = f"{last} has relative squared error {error:.2g} on held-out examples"
+        reason += _blame_inputs(run)
         if architecture.n_heads is None:
             heads = f"{layer.n_heads} head{'s' * (layer.n_heads != 1)}"
             reason += f" with {heads}: give n_heads if it is known"
