@@ -281,3 +281,66 @@ def projected_layer(
                     outputs[example, r] += math.exp(logit) / total * value
             outputs[example, r] += params.get("out_bias", 0.0)
     return outputs, weights
+
+
+def _activated(name, z) -> float:
+    """One number through an activation, or the gate of a gated one."""
+    name = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}.get(name, name)
+    if name == "relu":
+        return max(z, 0.0)
+    if name == "gelu":
+        return z * 0.5 * (1 + math.erf(z / math.sqrt(2)))
+    if name in ("gelu_tanh", "geglu_tanh"):
+        return 0.5 * z * (1 + math.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+    logistic = 1 / (1 + math.exp(-z))
+    return logistic if name == "glu" else z * logistic
+
+
+def _layer_norm(token, norm) -> np.ndarray:
+    mean = sum(token) / len(token) if norm.kind == "layer" else 0.0
+    size = math.sqrt(sum((a - mean) ** 2 for a in token) / len(token) + norm.epsilon)
+    bias = np.zeros(len(token)) if norm.bias is None else norm.bias
+    return np.array([norm.gain[i] * (token[i] - mean) / size + bias[i] for i in range(len(token))])
+
+
+def _feed_forward(token, ff) -> np.ndarray:
+    total = np.zeros(ff.d) if ff.down_bias is None else np.array(ff.down_bias)
+    for j in range(ff.hidden):
+        value = token @ ff.up[:, j] + (0.0 if ff.up_bias is None else ff.up_bias[j])
+        if ff.gate is None:
+            value = _activated(ff.activation, value)
+        else:
+            gate = token @ ff.gate[:, j] + (0.0 if ff.gate_bias is None else ff.gate_bias[j])
+            value *= _activated(ff.activation, gate)
+        total = total + value * ff.down[j]
+    return total
+
+
+def transformer_block(x, block, *, lengths=None) -> np.ndarray:
+    """h = x + attention, y = h + feed-forward, with norms where the block has them; token by
+    token, neuron by neuron; rows past a length are zero."""
+    x = np.asarray(x, np.float64)
+    heads, norms = block.attention, block.norms
+
+    def attend(tokens):
+        if isinstance(heads, AttentionLayer):
+            biases = heads.key_vector, heads.out_bias
+            said = {"causal": heads.causal, "lengths": lengths}
+            return attention_layer(tokens, heads.theta, heads.w, *biases, **said)
+        return projected_layer(tokens, heads.architecture, heads.params, lengths=lengths)[0]
+
+    def each(function, tokens, *given):
+        return np.array([[function(token, *given) for token in one] for one in tokens])
+
+    if block.norm == "pre":
+        h = x + attend(each(_layer_norm, x, norms[0]))
+        y = h + each(_feed_forward, each(_layer_norm, h, norms[1]), block.feed_forward)
+    elif block.norm == "post":
+        h = each(_layer_norm, x + attend(x), norms[0])
+        y = each(_layer_norm, h + each(_feed_forward, h, block.feed_forward), norms[1])
+    else:
+        h = x + attend(x)
+        y = h + each(_feed_forward, h, block.feed_forward)
+    if lengths is not None:
+        y[np.arange(x.shape[1]) >= np.asarray(lengths)[:, None]] = 0.0
+    return y

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from mhalearn.judge.nondegeneracy import check_nondegeneracy
     from mhalearn.judge.solution import Solution
     from mhalearn.layer.architecture import Architecture
+    from mhalearn.layer.block.block import Block
+    from mhalearn.layer.block.comparison import BlockComparison
+    from mhalearn.layer.block.feed_forward import FeedForward
+    from mhalearn.layer.block.norms import Norm
+    from mhalearn.layer.block.random_blocks import random_block
     from mhalearn.layer.comparison import Comparison, compare
     from mhalearn.layer.latent import Latent
     from mhalearn.layer.layer import AttentionLayer, load_layer
@@ -37,11 +42,15 @@ _HOMES = {
     "Architecture": "layer.architecture",
     "AttentionLayer": "layer.layer",
     "AttentionRegressor": "estimator",
+    "Block": "layer.block.block",
+    "BlockComparison": "layer.block.comparison",
     "Certificate": "judge.certificate",
     "Comparison": "layer.comparison",
     "Event": "run.events",
     "Examples": "data",
+    "FeedForward": "layer.block.feed_forward",
     "Latent": "layer.latent",
+    "Norm": "layer.block.norms",
     "Outcome": "run.outcome",
     "ProjectedLayer": "layer.projected_layer",
     "Rope": "layer.rope",
@@ -55,6 +64,7 @@ _HOMES = {
     "hard_layer": "hardness",
     "load_examples": "data",
     "load_layer": "layer.layer",
+    "random_block": "layer.block.random_blocks",
     "random_layer": "layer.random_layers",
     "record": "data.recordings",
     "sample_inputs": "data.inputs",
@@ -69,11 +79,15 @@ __all__ = [
     "Architecture",
     "AttentionLayer",
     "AttentionRegressor",
+    "Block",
+    "BlockComparison",
     "Certificate",
     "Comparison",
     "Event",
     "Examples",
+    "FeedForward",
     "Latent",
+    "Norm",
     "Outcome",
     "ProjectedLayer",
     "Rope",
@@ -88,6 +102,7 @@ __all__ = [
     "load_examples",
     "load_layer",
     "plot",
+    "random_block",
     "random_layer",
     "record",
     "sample_inputs",

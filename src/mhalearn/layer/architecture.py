@@ -159,7 +159,8 @@ class Architecture:
     @property
     def has_positions(self) -> bool:
         """Whether it matters at which positions tokens stand."""
-        return self.rope is not None or self.position_bias is not None
+        inside = getattr(self.attention, "has_positions", False)  # of the heads of a block
+        return self.rope is not None or self.position_bias is not None or bool(inside)
 
     @property
     def key_features(self) -> int:

@@ -1,7 +1,10 @@
 """Compare two layers head by head, up to the order of heads."""
 
+from __future__ import annotations
+
 import itertools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +18,10 @@ from mhalearn.layer.projected_comparison import compare_determined, explain_diff
 from mhalearn.layer.projected_layer import ProjectedLayer
 from mhalearn.layer.span_coordinates import centred_coordinates
 from mhalearn.layer.token_span import TokenSource, measure_span, read_tokens
+
+if TYPE_CHECKING:
+    from mhalearn.layer.block.block import Block
+    from mhalearn.layer.block.comparison import BlockComparison
 
 # Heads whose errors a notebook lists.
 _MOST_LISTED = 64
@@ -57,12 +64,21 @@ class Comparison:
         return html.card(html.title("Comparison", said), [listed, bias])
 
 
+@overload
 def compare(
     learned: AttentionLayer | ProjectedLayer,
     truth: AttentionLayer | ProjectedLayer,
     inputs: ArrayLike | TokenSource | None = None,
     lengths: ArrayLike | None = None,
-) -> Comparison:
+) -> Comparison: ...
+@overload
+def compare(learned: Block, truth: Block) -> BlockComparison: ...
+def compare(
+    learned: AttentionLayer | ProjectedLayer | Block,
+    truth: AttentionLayer | ProjectedLayer | Block,
+    inputs: ArrayLike | TokenSource | None = None,
+    lengths: ArrayLike | None = None,
+) -> Comparison | BlockComparison:
     """Match heads optimally (Hungarian algorithm) and report relative errors.
 
     inputs: X (n, k, d), or an Examples, to compare in the metric of these data: both layers are
@@ -77,7 +93,18 @@ def compare(
     Layers of projected heads are compared by what their function determines of them
     (`layer.projected_comparison`): theta_errors are those of all products of queries with keys,
     biases included, key_vector_errors those of sinks and biases by distance.
+
+    Blocks are compared by their canonical forms (`layer.block.comparison`).
     """
+    from mhalearn.layer.block.block import Block
+    from mhalearn.layer.block.comparison import compare_blocks
+
+    if isinstance(learned, Block) or isinstance(truth, Block):
+        if not (isinstance(learned, Block) and isinstance(truth, Block)):
+            raise ValueError("a block is compared with a block: its layer is block.attention")
+        if inputs is not None:
+            raise ValueError("blocks are compared by themselves: leave inputs out")
+        return compare_blocks(learned, truth)
     learned, truth = (_by_matrices(one) for one in (learned, truth))
     why = _explain_mismatch(learned, truth)
     if why:

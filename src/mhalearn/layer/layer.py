@@ -272,8 +272,12 @@ def _patterns(
 
 
 def load_layer(path: str | Path) -> Any:
-    """Read a layer that `save` wrote: an AttentionLayer, or a ProjectedLayer."""
+    """Read a layer that `save` wrote: an AttentionLayer, a ProjectedLayer, or a Block."""
     tensors, metadata = storage.read_tensors(path, kind="layer", required=())
+    if "block" in metadata and "theta" not in tensors:
+        from mhalearn.layer.block.block import read_block
+
+        return read_block(path, tensors, metadata)
     if "architecture" in metadata and "theta" not in tensors:
         from mhalearn.layer.projected_layer import read_projected_layer
 

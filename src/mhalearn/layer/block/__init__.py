@@ -1,0 +1,1 @@
+"""A whole block: attention, residual paths, norms and a feed-forward part."""

@@ -1,0 +1,148 @@
+"""The canonical form of neurons: what a feed-forward part determines of them.
+
+Scales that no function shows are one; neurons that do not depend on their input are a bias, or a
+linear map; copies are added up; a neuron and its mirror image, act(z) and act(-z) = act(z) - z, are
+one neuron and a linear map; dead ones are left out; the rest comes in the order of its size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from mhalearn._runtime.programs import float64
+from mhalearn._runtime.types import Float64
+from mhalearn.layer.block.activations import Activation
+from mhalearn.layer.block.feed_forward import FeedForward
+from mhalearn.layer.layer import group_heads
+
+
+class _Neurons:
+    """Neurons as rows, while they are put in order."""
+
+    def __init__(self, ff: FeedForward) -> None:
+        self.activation = Activation(ff.activation)
+        self.up = _rows(ff.up, ff.up_bias)  # (hidden, d + 1), the bias last
+        self.gate = None if ff.gate is None else _rows(ff.gate, ff.gate_bias)
+        self.down = ff.down.copy()
+        self.linear = np.zeros((ff.d + 1, ff.d))  # the bias as its last row
+        if ff.linear is not None:
+            self.linear[:-1] = ff.linear
+        if ff.down_bias is not None:
+            self.linear[-1] = ff.down_bias
+        self.terms = float(np.abs(self.linear).max(initial=0.0))  # largest that was added
+
+    def keep(self, which: Any) -> None:
+        self.up, self.down = self.up[which], self.down[which]
+        self.gate = None if self.gate is None else self.gate[which]
+
+    @property
+    def inputs(self) -> Float64:
+        """All that a neuron's value depends on."""
+        return self.up if self.gate is None else np.concatenate([self.gate, self.up], axis=1)
+
+    def add_linear(self, rows: Float64, outputs: Float64) -> None:
+        """Affine functions of the input, (j, d + 1) and (j, d)."""
+        change = rows.T @ outputs
+        self.linear += change
+        self.terms = max(self.terms, float(np.abs(change).max(initial=0.0)))
+
+
+def canonical_neurons(ff: FeedForward, tolerance: float = 1e-8) -> FeedForward:
+    """The same function; what is below `tolerance` of the largest counts as zero or equal."""
+    found = _Neurons(ff)
+    if ff.hidden:
+        _fold_constant(found, tolerance)
+        _fix_scales(found)
+        _drop_dead(found, tolerance)
+        _merge(found, tolerance)
+        _drop_dead(found, tolerance)
+        sizes = np.linalg.norm(found.down, axis=1) * np.linalg.norm(found.inputs, axis=1)
+        found.keep(np.argsort(-sizes, kind="stable"))
+    return _feed_forward(found, ff, tolerance)
+
+
+def _fold_constant(found: _Neurons, tolerance: float) -> None:
+    """Neurons, or gates, whose input has no weights."""
+    looked = found.up if found.gate is None else found.gate
+    sizes = np.linalg.norm(looked[:, :-1], axis=1)
+    still = sizes <= tolerance * sizes.max(initial=0.0)
+    if not still.any():
+        return
+    with float64():
+        values = np.asarray(found.activation(jnp.asarray(looked[still, -1])), np.float64)
+    rows = np.zeros_like(found.up[still]) if found.gate is None else found.up[still]
+    if found.gate is None:
+        rows[:, -1] = 1.0
+    found.add_linear(rows * values[:, None], found.down[still])
+    found.keep(~still)
+
+
+def _fix_scales(found: _Neurons) -> None:
+    """Inputs of length one where the output can take up their size, and the sign."""
+    activation = found.activation
+    if activation.is_gated:
+        sizes = np.linalg.norm(found.up, axis=1)
+        largest = np.take_along_axis(found.up, np.abs(found.up).argmax(1)[:, None], axis=1)[:, 0]
+        _rescale(found, "up", np.where(sizes > 0, np.copysign(sizes, largest), 1.0))
+    if activation.scales:
+        side = "gate" if activation.is_gated else "up"
+        _rescale(found, side, np.linalg.norm(getattr(found, side)[:, :-1], axis=1))
+
+
+def _rescale(found: _Neurons, side: str, sizes: Float64) -> None:
+    setattr(found, side, getattr(found, side) / sizes[:, None])
+    found.down = found.down * sizes[:, None]
+
+
+def _drop_dead(found: _Neurons, tolerance: float) -> None:
+    sizes = np.linalg.norm(found.down, axis=1) * np.linalg.norm(found.up, axis=1)
+    found.keep(sizes > tolerance * sizes.max(initial=0.0))
+
+
+def _merge(found: _Neurons, tolerance: float) -> None:
+    """Add copies up, and mirror images, which leave a linear map. Cost: O(hidden^2 d)."""
+    inputs = found.inputs
+    if not len(inputs):
+        return
+    sizes = np.linalg.norm(inputs, axis=1)
+    apart = np.stack([np.linalg.norm(inputs - one, axis=1) for one in inputs])
+    if found.activation.reflects:
+        mirrored = np.stack([np.linalg.norm(inputs + one, axis=1) for one in inputs])
+        apart = np.minimum(apart, mirrored)
+    weights = np.linalg.norm(found.down, axis=1) * sizes
+    groups = group_heads(apart, weights, tolerance * float(sizes.max()))
+    down = found.down.copy()
+    for leader, *others in groups:
+        for other in others:
+            down[leader] += found.down[other]
+            if inputs[leader] @ inputs[other] < 0:  # act(-z) = act(z) - z
+                found.add_linear(-found.up[leader][None], found.down[other][None])
+    found.down = down
+    found.keep([group[0] for group in groups])
+
+
+def _feed_forward(found: _Neurons, given: FeedForward, tolerance: float) -> FeedForward:
+    linear: Float64 | None = found.linear[:-1]
+    assert linear is not None
+    if np.abs(linear).max(initial=0.0) <= tolerance * max(found.terms, 1e-300):
+        linear = None
+    bias = given.has_bias or bool(found.linear[-1].any())
+    gate = found.gate
+    return FeedForward(
+        up=found.up[:, :-1].T,
+        down=found.down,
+        up_bias=found.up[:, -1] if bias else None,
+        down_bias=found.linear[-1] if bias else None,
+        gate=None if gate is None else gate[:, :-1].T,
+        gate_bias=None if gate is None or not bias else gate[:, -1],
+        linear=linear,
+        activation=given.activation,
+    )
+
+
+def _rows(weights: Float64, bias: Float64 | None) -> Float64:
+    last = np.zeros(weights.shape[1]) if bias is None else bias
+    return np.concatenate([weights, last[None]]).T

@@ -1,0 +1,249 @@
+"""Blocks against naive loops, their counts against ranks, their canonical forms and comparisons."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from oracles import transformer_block
+
+import mhalearn as mha
+from mhalearn._runtime.programs import float64
+from mhalearn.layer.batches import make_chunk
+from mhalearn.layer.block.activations import NAMES
+
+ROPE = {"rope": mha.Rope(base=10.0), "causal": True, "head_dim": 2}
+# Of the counts, one of each activation and norm; together all that a block may have.
+COUNTED = {
+    "no norm": {"activation": "gelu", "norm": None},
+    "no norm, ReLU, no bias": {"activation": "relu", "norm": None, "bias": False},
+    "no norm, rank 2": {"activation": "gelu", "norm": None, "head_dim": 2},
+    "pre, LayerNorm": {"norm": "pre", "activation": "silu"},
+    "pre, LayerNorm, rotary": {"norm": "pre", **ROPE},
+    "pre, RMSNorm, gated, no bias": {
+        "norm": "pre",
+        "norm_kind": "rms",
+        "activation": "swiglu",
+        "bias": False,
+        "kv_heads": 1,
+        **ROPE,
+    },
+    "pre, RMSNorm, GLU": {"norm": "pre", "norm_kind": "rms", "activation": "glu"},
+    "post, LayerNorm": {"norm": "post"},
+    "post, LayerNorm, epsilon": {"norm": "post", "epsilon": 1e-12, "head_dim": 2},
+    "post, RMSNorm, ReGLU": {
+        "norm": "post",
+        "norm_kind": "rms",
+        "activation": "reglu",
+        "bias": False,
+    },
+}
+
+
+def tokens(block: mha.Block, n: int = 3, k: int = 4, seed: int = 5) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((n, k, block.d))
+
+
+def same_function(one: mha.Block, other: mha.Block, tolerance: float = 1e-12) -> bool:
+    x = tokens(one)
+    return bool(np.abs(one(x) - other(x)).max() < tolerance)
+
+
+@pytest.mark.parametrize("activation", NAMES)
+def test_blocks_equal_naive_loops(activation: str) -> None:
+    """Each activation with another place and kind of norm."""
+    place = (None, "pre", "post")[NAMES.index(activation) % 3]
+    kind = ("layer", "rms")[NAMES.index(activation) % 2]
+    block = mha.random_block(2, 4, 3, activation, place, norm_kind=kind, seed=3)
+    x, lengths = tokens(block), [4, 2, 1]
+    assert np.abs(block(x) - transformer_block(x, block)).max() < 1e-12
+    assert np.abs(block(x, lengths) - transformer_block(x, block, lengths=lengths)).max() < 1e-12
+
+
+def test_projected_heads_inside_a_block_equal_naive_loops() -> None:
+    block = mha.random_block(2, 4, 3, "swiglu", "pre", bias=False, norm_kind="rms", **ROPE)
+    x = tokens(block)
+    assert np.abs(block(x) - transformer_block(x, block)).max() < 1e-12
+    spread = np.array([0, 3, 4, 9])
+    assert np.abs(block(x, positions=spread) - block(x)).max() > 1e-3
+    assert np.abs(block(x, positions=spread + 5) - block(x, positions=spread)).max() < 1e-12
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_unknowns_are_the_rank_of_the_jacobian(name: str) -> None:
+    block = mha.random_block(2, 5, 4, **({"seed": 1} | COUNTED[name]))
+    kind, architecture, k = block.parametrisation, block.architecture, 5
+    n = 2 + 2 * kind.size() // (k * block.d)
+    with float64():
+        chunk = make_chunk(
+            tokens(block, n, k),
+            np.full(n, k),
+            key_vector=architecture.bias,
+            out_bias=architecture.bias,
+            causal=architecture.causal,
+        )
+        chunk = jax.tree.map(jnp.asarray, chunk)
+        flat, unflatten = ravel_pytree(jax.tree.map(jnp.asarray, block.params))
+        outputs = jax.jit(jax.jacfwd(lambda v: kind.outputs(unflatten(v), chunk).ravel()))
+        jacobian = np.array(outputs(flat))
+    jacobian /= np.maximum(np.linalg.norm(jacobian, axis=0), 1e-30)
+    values = np.linalg.svd(jacobian, compute_uv=False)
+    assert kind.design.is_counted
+    assert architecture.count() == int(np.sum(values > 1e-9 * values[0]))
+    assert architecture.counting_limit(k) == architecture.count() / (k * block.d)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_canonical_form_is_the_same_function_and_its_own(name: str) -> None:
+    block = mha.random_block(2, 5, 4, **COUNTED[name])
+    found = block.canonical()
+    assert same_function(block, found, 1e-11 if "epsilon" in name else 1e-12)
+    assert mha.compare(found.canonical(), found).max_error < 1e-12
+
+
+def test_a_canonical_pre_norm_has_no_gain_left() -> None:
+    found = mha.random_block(2, 5, 4, norm="pre").canonical()
+    assert found.norms is not None
+    for norm in found.norms:
+        assert np.array_equal(norm.gain, np.ones(5))
+        assert norm.bias is not None
+        assert not norm.bias.any()
+    assert np.abs(found.attention.theta.sum(axis=1)).max() < 1e-12  # a LayerNorm has mean zero
+
+
+@pytest.mark.parametrize("norm", [None, "pre", "post"])
+@pytest.mark.parametrize("activation", ["relu", "glu", "gelu"])
+def test_compare_sees_no_gauge(activation: str, norm: str | None) -> None:
+    """Order of heads and neurons, scales, and biases that can be moved."""
+    block = mha.random_block(2, 5, 4, activation, norm)
+    ff, heads = block.feed_forward, block.attention
+    order, sizes = [2, 0, 3, 1], np.array([2.0, 0.5, 3.0, 1.5])
+    if activation == "relu":
+        ff = ff.replace(up=ff.up * sizes, up_bias=ff.up_bias * sizes)
+    if activation == "glu":
+        sizes = sizes * [1, -1, 1, -1]
+        ff = ff.replace(up=ff.up * sizes, up_bias=ff.up_bias * sizes)
+    if activation != "gelu":
+        ff = ff.replace(down=ff.down / sizes[:, None])
+    ff = ff.replace(
+        up=ff.up[:, order],
+        down=ff.down[order],
+        up_bias=ff.up_bias[order],
+        gate=None if ff.gate is None else ff.gate[:, order],
+        gate_bias=None if ff.gate is None else ff.gate_bias[order],
+    )
+    heads = heads.replace(
+        theta=heads.theta[::-1], w=heads.w[::-1], key_vector=heads.key_vector[::-1]
+    )
+    if norm is None:  # h moves by a constant that the neurons take off again
+        shift = np.arange(5.0)
+        heads = heads.replace(out_bias=heads.out_bias + shift)
+        moved = {"up_bias": ff.up_bias - shift @ ff.up, "down_bias": ff.down_bias - shift}
+        if ff.gate is not None:
+            moved["gate_bias"] = ff.gate_bias - shift @ ff.gate
+        ff = ff.replace(**moved)
+    other = block.replace(attention=heads, feed_forward=ff)
+    assert same_function(block, other)
+    found = mha.compare(other, block)
+    assert found.max_error < 1e-12
+    assert found.attention.order.tolist() == [1, 0] or found.attention.order.tolist() == [0, 1]
+
+
+def test_compare_sees_what_differs() -> None:
+    block = mha.random_block(2, 5, 4)
+    ff = block.feed_forward
+    other = block.replace(feed_forward=ff.replace(up=ff.up + 1e-3 * (np.arange(4) == 2)))
+    found = mha.compare(other, block)
+    assert 1e-4 < found.max_error < 1e-2
+    assert np.sum(found.input_errors > 1e-6) == 1
+    for changed in ({"activation": "relu"}, {"norm": "post"}, {"hidden": 3}):
+        sizes = {"n_heads": 2, "d": 5, "hidden": 4} | changed
+        found = mha.compare(mha.random_block(**sizes), block)
+        assert found.max_error == np.inf
+        assert found.why
+    with pytest.raises(ValueError, match="with a block"):
+        mha.compare(block.attention, block)
+
+
+def test_dead_equal_and_mirrored_neurons_are_found() -> None:
+    block = mha.random_block(2, 5, 4, "gelu", None)
+    ff = block.feed_forward
+    more = ff.replace(
+        up=np.concatenate(
+            [ff.up, ff.up[:, :1], -ff.up[:, 1:2], np.zeros((5, 1)), ff.up[:, :1] + 1], 1
+        ),
+        up_bias=np.concatenate([ff.up_bias, ff.up_bias[:1], -ff.up_bias[1:2], [0.7], [0.1]]),
+        down=np.concatenate([ff.down, np.ones((1, 5)), 2 * np.ones((2, 5)), np.zeros((1, 5))]),
+    )
+    surplus = block.replace(feed_forward=more)
+    found = surplus.canonical()
+    assert found.hidden == 4
+    assert found.feed_forward.linear is not None  # of the mirror image, -z
+    assert same_function(surplus, found)
+    half = ff.replace(  # 2 act(z) split into a copy and a mirror image, with the linear part undone
+        up=np.concatenate([ff.up, ff.up[:, :1]], 1),
+        up_bias=np.append(ff.up_bias, ff.up_bias[0]),
+        down=np.concatenate([ff.down * [[0.25], [1], [1], [1]], 0.75 * ff.down[:1]]),
+    )
+    assert mha.compare(block.replace(feed_forward=half), block).max_error < 1e-12
+
+
+def test_equal_heads_of_a_block_are_merged() -> None:
+    block = mha.random_block(2, 5, 4, norm=None)
+    heads = block.attention
+    twice = heads.replace(
+        theta=heads.theta[[0, 0, 1]],
+        w=heads.w[[0, 0, 1]] * [[[0.5]], [[0.5]], [[1]]],
+        key_vector=heads.key_vector[[0, 0, 1]],
+    )
+    found = block.replace(attention=twice)
+    assert same_function(found, block)
+    assert mha.compare(found, block).max_error < 1e-12
+
+
+@pytest.mark.parametrize(
+    "name", ["no norm, rank 2", "pre, LayerNorm, rotary", "post, RMSNorm, ReGLU"]
+)
+def test_files_hold_a_block_bit_by_bit(name: str, tmp_path) -> None:
+    block = mha.random_block(2, 5, 4, **COUNTED[name])
+    block.save(tmp_path / "block.safetensors")
+    found = mha.load_layer(tmp_path / "block.safetensors")
+    assert isinstance(found, mha.Block)
+    assert found.design == block.design
+    assert found.metadata.items() >= block.metadata.items()
+    assert np.array_equal(found(tokens(block)), block(tokens(block)))
+
+
+def test_damaged_files_and_arguments_are_refused(tmp_path) -> None:
+    from safetensors import safe_open
+    from safetensors.numpy import load_file, save_file
+
+    block = mha.random_block(2, 5, 4)
+    path = tmp_path / "block.safetensors"
+    block.save(path)
+    with safe_open(path, "np") as file:
+        metadata = file.metadata()
+    for change in ({"block": "[]"}, {"block": metadata["block"].replace("4", '"4"')}):
+        save_file(load_file(path), path, metadata | change)
+        with pytest.raises(ValueError, match="block"):
+            mha.load_layer(path)
+    with pytest.raises(ValueError, match="activation='tanh'"):
+        mha.random_block(2, 5, 4, "tanh")
+    with pytest.raises(ValueError, match="norm='both'"):
+        mha.random_block(2, 5, 4, norm="both")
+    with pytest.raises(ValueError, match="needs a gate"):
+        block.feed_forward.replace(activation="glu")
+    with pytest.raises(ValueError, match="give both"):
+        mha.Block(block.attention, block.feed_forward, "pre")
+    with pytest.raises(ValueError, match="residual path"):
+        mha.Block(mha.random_layer(2, 5, out_dim=3), block.feed_forward)
+
+
+def test_blocks_show_themselves() -> None:
+    block = mha.random_block(2, 5, 4)
+    assert repr(block) == (
+        "Block(n_heads=2, d=5, hidden=4, activation='gelu', norm='pre', norm_kind='layer')"
+    )
+    assert "feed_forward.up" in block._repr_html_()
+    assert block.architecture.contains(block)
+    assert not mha.random_block(2, 5, 3).architecture.contains(block)
