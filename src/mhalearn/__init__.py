@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mhalearn.data.recordings import record
     from mhalearn.estimator import AttentionRegressor
     from mhalearn.hardness import hard_layer
-    from mhalearn.interop import from_huggingface, from_torch, to_torch
+    from mhalearn.interop import block_from_huggingface, from_huggingface, from_torch, to_torch
     from mhalearn.judge.certificate import Certificate
     from mhalearn.judge.certify import certify
     from mhalearn.judge.jacobian_check import check_jacobian
@@ -55,6 +55,7 @@ _HOMES = {
     "ProjectedLayer": "layer.projected_layer",
     "Rope": "layer.rope",
     "Solution": "judge.solution",
+    "block_from_huggingface": "interop",
     "certify": "judge.certify",
     "check_jacobian": "judge.jacobian_check",
     "check_nondegeneracy": "judge.nondegeneracy",
@@ -92,6 +93,7 @@ __all__ = [
     "ProjectedLayer",
     "Rope",
     "Solution",
+    "block_from_huggingface",
     "certify",
     "check_jacobian",
     "check_nondegeneracy",

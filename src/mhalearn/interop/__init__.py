@@ -1,5 +1,6 @@
 """In and out of other libraries: PyTorch's modules, Hugging Face and TransformerLens weights."""
 
+from mhalearn.interop.blocks import block_from_huggingface
 from mhalearn.interop.callables import as_function
 from mhalearn.interop.factors import WeightFactors, carried_factors, factorise
 from mhalearn.interop.families import to_huggingface
@@ -17,6 +18,7 @@ from mhalearn.interop.transformer_lens import to_transformer_lens
 __all__ = [
     "WeightFactors",
     "as_function",
+    "block_from_huggingface",
     "carried_factors",
     "causal_mask",
     "factorise",

@@ -50,7 +50,7 @@ def from_huggingface(
     state = open_state_dict(source)
     place = "" if isinstance(source, Mapping) else f"{storage.show(source)}: "
     if config is None:
-        config = {} if isinstance(source, Mapping) else _config_beside(source)
+        config = {} if isinstance(source, Mapping) else config_beside(source)
     try:
         family = None if rope is False else find_family(config)
         if family is not None:
@@ -106,7 +106,8 @@ def _check_groups(factors: WeightFactors, config: Mapping[str, Any]) -> None:
             )
 
 
-def _config_beside(source: str | os.PathLike[str]) -> Mapping[str, Any]:
+def config_beside(source: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """The config.json beside a file, or nothing."""
     folder = Path(source) if Path(source).is_dir() else Path(source).parent
     path = folder / "config.json"
     if not path.is_file():

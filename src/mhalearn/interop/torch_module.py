@@ -12,6 +12,8 @@ from mhalearn.interop.backend import require_torch
 from mhalearn.interop.factors import WeightFactors, carried_factors, factorise
 from mhalearn.interop.naming import TORCH
 from mhalearn.interop.state_dict import WeightSource, find_layer, open_state_dict
+from mhalearn.interop.torch_block import block_to_torch
+from mhalearn.layer.block.block import Block
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.projected_layer import ProjectedLayer, by_matrices
 
@@ -78,7 +80,7 @@ def from_torch_state(
 
 
 def to_torch(
-    layer: AttentionLayer | ProjectedLayer,
+    layer: AttentionLayer | ProjectedLayer | Block,
     *,
     batch_first: bool = True,
     dtype: Any = None,
@@ -95,8 +97,13 @@ def to_torch(
     dtype: a torch dtype; the weights' own unless given (float64 for a layer that carries none).
     packed: one in_proj_weight, or three of their own as modules with kdim have them.
     n_heads, tolerance: as in `to_torch_state`.
+
+    Of a `Block`, a module of its own, `module(x)`, with parameters by the names of its file; only
+    dtype says something about it.
     """
     torch = require_torch()
+    if isinstance(layer, Block):
+        return block_to_torch(layer, dtype)
     state = to_torch_state(layer, n_heads=n_heads, tolerance=tolerance)
     tensors = {name: torch.tensor(array) for name, array in state.items()}
     if dtype is None:
