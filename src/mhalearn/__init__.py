@@ -10,6 +10,8 @@ from mhalearn._runtime.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mhalearn import tails
+    from mhalearn.auditing.audit import audit
+    from mhalearn.auditing.result import Audit
     from mhalearn.data import Examples, load_examples
     from mhalearn.data.inputs import sample_inputs
     from mhalearn.data.recordings import record
@@ -42,6 +44,7 @@ _HOMES = {
     "Architecture": "layer.architecture",
     "AttentionLayer": "layer.layer",
     "AttentionRegressor": "estimator",
+    "Audit": "auditing.result",
     "Block": "layer.block.block",
     "BlockComparison": "layer.block.comparison",
     "Certificate": "judge.certificate",
@@ -55,6 +58,7 @@ _HOMES = {
     "ProjectedLayer": "layer.projected_layer",
     "Rope": "layer.rope",
     "Solution": "judge.solution",
+    "audit": "auditing.audit",
     "block_from_huggingface": "interop",
     "certify": "judge.certify",
     "check_jacobian": "judge.jacobian_check",
@@ -80,6 +84,7 @@ __all__ = [
     "Architecture",
     "AttentionLayer",
     "AttentionRegressor",
+    "Audit",
     "Block",
     "BlockComparison",
     "Certificate",
@@ -93,6 +98,7 @@ __all__ = [
     "ProjectedLayer",
     "Rope",
     "Solution",
+    "audit",
     "block_from_huggingface",
     "certify",
     "check_jacobian",

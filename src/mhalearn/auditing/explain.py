@@ -1,0 +1,183 @@
+"""From what was found to what is said: sentences, their numbers, and how sure they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mhalearn._runtime.types import Float64
+from mhalearn.auditing.catalogue import FAULTS
+from mhalearn.auditing.evidence import Evidence
+from mhalearn.auditing.forward import Forward
+from mhalearn.auditing.precision import finest
+from mhalearn.auditing.reading import Reading
+from mhalearn.auditing.result import Audit, Finding
+from mhalearn.auditing.trial import Hypothesis, Step
+from mhalearn.auditing.unexplained import Locus, find_locus
+
+# How sure a finding is that explains all, one that rounding would hide, and, times the share of
+# the squared error it explains, one that leaves a rest.
+_SURE, _HIDDEN, _PARTIAL = 0.98, 0.9, 0.4
+# Shares of the squared error from which on a fault is named although a rest remains.
+_WORTH = 0.5
+_FAMILIES = {fault.name: fault.family for fault in FAULTS}
+_SEEN = {fault.name: fault.seen for fault in FAULTS}
+# Edits with a name beside their fault's: the same number, where nothing was claimed.
+_UNDER = {"window-added": "window-other", "softcap-added": "softcap-other"}
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What a search came to. hidden: how many of the last steps rounding would have hidden."""
+
+    hypothesis: Hypothesis
+    explained: bool
+    rivals: tuple[Hypothesis, ...] = ()
+    hidden: int = 0
+
+
+def explain(
+    evidence: Evidence,
+    claimed: Reading,
+    conclusion: Conclusion,
+    tried: int,
+    depth: int,
+    seconds: float,
+) -> Audit:
+    """The audit's answer."""
+    hypothesis = conclusion.hypothesis
+    error = evidence.error(evidence.residual(Hypothesis(), claimed))
+    residual = evidence.residual(hypothesis, claimed)
+    left = evidence.error(residual)
+    explained = conclusion.explained and left <= 1.5 * hypothesis.allowed(evidence.floor, error)
+    findings: list[Finding] = []
+    worth = explained or (error > 0 and 1 - (left / error) ** 2 >= _WORTH)
+    if hypothesis.steps and worth:
+        findings += _findings(evidence, claimed, conclusion, explained, error, left)
+    locus = None
+    if not explained:
+        shown = residual if worth else evidence.residual(Hypothesis(), claimed)
+        rest = left if worth else error
+        reading = (hypothesis if worth else Hypothesis()).classes(claimed)[0][0]
+        locus = find_locus(evidence.forward, reading, shown, evidence.y, evidence.floor)
+        findings.append(_unexplained(evidence, claimed, locus, error, rest))
+        findings.sort(key=lambda one: -one.confidence)
+    return Audit(
+        ok=not hypothesis.steps and explained,
+        precision=_precision(evidence, left) if explained else None,
+        findings=tuple(findings),
+        error=error,
+        error_left=left if worth else error,
+        floor=evidence.floor,
+        explained=explained,
+        locus=locus,
+        n_sequences=len(evidence.y),
+        n_tokens=evidence.y.shape[1],
+        n_tried=tried,
+        depth=depth,
+        seconds=seconds,
+    )
+
+
+def _precision(evidence: Evidence, left: float) -> str:
+    """The finest that the box is right at, or what its labels are rounded to."""
+    return finest(left, evidence.floors) or evidence.precision
+
+
+def _findings(
+    evidence: Evidence,
+    claimed: Reading,
+    conclusion: Conclusion,
+    explained: bool,
+    error: float,
+    left: float,
+) -> list[Finding]:
+    """One a step, those that explain most first; then what would explain as well."""
+    steps = conclusion.hypothesis.steps
+    found = []
+    for index, step in enumerate(steps):
+        others = Hypothesis(steps[:index] + steps[index + 1 :])
+        before = error if len(steps) == 1 else evidence.error(evidence.residual(others, claimed))
+        hidden = index >= len(steps) - conclusion.hidden
+        sure = (_HIDDEN if hidden else _SURE) if explained else _PARTIAL * (1 - (left / error) ** 2)
+        # Rivals differ in the last step that rounding does not hide.
+        tied = index == len(steps) - conclusion.hidden - 1
+        ties = len(conclusion.rivals) if tied else 0
+        also = tuple(_say(claimed, one.steps[-1]) for one in conclusion.rivals) if tied else ()
+        found.append(_finding(claimed, step, before, left, sure / (1 + ties), also))
+    found.sort(key=lambda one: (-one.confidence, -one.numbers["before"]))
+    for rival in conclusion.rivals:
+        also = (_say(claimed, steps[len(steps) - conclusion.hidden - 1]),)
+        found.append(
+            _finding(
+                claimed, rival.steps[-1], error, left, _SURE / (1 + len(conclusion.rivals)), also
+            )
+        )
+    return found
+
+
+def _finding(
+    claimed: Reading, step: Step, before: float, after: float, sure: float, also: tuple[str, ...]
+) -> Finding:
+    edit = step.edit
+    numbers = {"before": before, "after": after}
+    if edit.dial is not None:
+        numbers[edit.dial.name] = edit.dial.value
+    fault = _UNDER.get(edit.fault, edit.fault)
+    said = f"{_say(claimed, step)} (relative error falls from {before:.1e} to {after:.1e})"
+    if also:
+        said += f"; as well explained by: {'; '.join(also)}"
+    return Finding(
+        edit.fault, _FAMILIES[fault], said, step.heads or (), numbers, sure, _SEEN[fault], also
+    )
+
+
+def _say(claimed: Reading, step: Step) -> str:
+    """The clause of an edit, with its heads; those of one key head are said to be so."""
+    if step.heads is None:
+        return step.edit.said
+    heads = [str(head + 1) for head in step.heads]
+    where = f"head {heads[0]}" if len(heads) == 1 else f"heads {', '.join(heads)}"
+    groups = {claimed.kv_of[head] for head in step.heads}
+    whole = [i for i in range(claimed.n_heads) if claimed.kv_of[i] in groups]
+    if 1 < claimed.groups < claimed.n_heads and len(groups) == 1 and len(heads) == len(whole):
+        where += f" (of key head {groups.pop() + 1})"
+    return f"{where} of {claimed.n_heads}: {step.edit.said}"
+
+
+def _unexplained(
+    evidence: Evidence, claimed: Reading, locus: Locus, error: float, rest: float
+) -> Finding:
+    """What is left, and where; whether it is as coarse arithmetic would leave it."""
+    said = f"no fault of the catalogue explains a relative error of {rest:.1e}: "
+    said += f"it lies {locus.describe()}"
+    like = _low_precision(evidence, claimed)
+    if like is not None:
+        said += f"; it is as {like} throughout would leave it"
+    numbers = {"before": error, "after": rest}
+    sure = (rest / error) ** 2 if error > 0 else 1.0
+    return Finding("unexplained", "unexplained", said, locus.heads, numbers, min(1.0, sure))
+
+
+def _low_precision(evidence: Evidence, claimed: Reading) -> str | None:
+    """The format whose rounding the residual goes along with, if there is one."""
+    residual = evidence.residual(Hypothesis(), claimed)[:8]
+    error = evidence.error(evidence.residual(Hypothesis(), claimed))
+    forward = evidence.forward
+    for name in ("float16", "bfloat16"):
+        if error > evidence.floors[name] or name == evidence.precision:
+            continue
+        coarse = Forward(forward.x[:8], forward.lengths[:8], name)
+        exact = Forward(forward.x[:8], forward.lengths[:8])
+        change = np.where(
+            exact.rows[..., None], coarse.outputs(claimed) - exact.outputs(claimed), 0
+        )
+        if _cosine(residual, change) > 0.3:
+            return name
+    return None
+
+
+def _cosine(a: Float64, b: Float64) -> float:
+    size = float(np.sqrt(np.sum(a**2) * np.sum(b**2)))
+    return float(np.sum(a * b)) / size if size > 0 else 0.0

@@ -1,0 +1,45 @@
+"""What error a right box leaves: none computes exactly, and one of bfloat16 is far from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mhalearn._runtime.types import Float64
+from mhalearn.auditing.forward import Forward
+from mhalearn.auditing.reading import Reading
+
+PRECISIONS = ("float64", "float32", "float16", "bfloat16")
+# Sequences on which it is measured.
+_MOST = 8
+# Times the measured error: sums inside a box are rounded too, in an order that is its own.
+_ROOM = {"float64": 1.0, "float32": 6.0, "float16": 2.0, "bfloat16": 2.0}
+# Double precision: a unit in the last place of logits of some hundred.
+_DOUBLE = 1e-12
+
+
+def error_floors(reading: Reading, x: Float64, lengths: NDArray[Any]) -> dict[str, float]:
+    """The relative root-mean-square error up to which a box of each precision is right.
+
+    Measured, not derived: the claimed layer is computed with every step rounded to the format, as a
+    box would, and compared with itself.
+    """
+    x, lengths = x[:_MOST], lengths[:_MOST]
+    exact = Forward(x, lengths)
+    rows = exact.rows
+    truth = exact.outputs(reading)[rows]
+    size = float(np.sqrt(np.mean(truth**2))) or 1.0
+    floors = {"float64": _DOUBLE}
+    for name in PRECISIONS[1:]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            rounded = Forward(x, lengths, name).outputs(reading)[rows]
+        error = float(np.sqrt(np.mean((rounded - truth) ** 2))) / size
+        floors[name] = _ROOM[name] * error if np.isfinite(error) else 1.0
+    return floors
+
+
+def finest(error: float, floors: dict[str, float]) -> str | None:
+    """The finest precision at which a box with this error is right; None where it is at none."""
+    return next((name for name in PRECISIONS if error <= floors[name]), None)

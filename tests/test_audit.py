@@ -1,0 +1,225 @@
+"""An audit names what a box computes otherwise, and says nothing against a right one.
+
+Boxes are of `benchmarks.audited`, which shares no code with what audits them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mhalearn as mha
+from benchmarks.audited.outside import OUTSIDE
+from benchmarks.audited.planted import PLANTED, Planted, box_of
+from mhalearn.auditing.catalogue import FAULTS
+from mhalearn.auditing.forward import Forward
+from mhalearn.auditing.reading import read_layer
+from mhalearn.testing import assert_same_attention
+
+SMALL = {"n": 16, "k": 12}
+ROTARY = {"head_dim": 4, "rope": mha.Rope(), "causal": True}
+BIASES = {"key_vector": True, "out_bias": True}
+
+
+@cache
+def layer(name: str) -> Any:
+    made: dict[str, dict[str, Any]] = {
+        "llama": ROTARY | {"kv_heads": 2},
+        "gpt-oss": ROTARY | BIASES | {"kv_heads": 2, "sinks": True, "window": 5},
+        "qwen": ROTARY
+        | {"qk_norm": True, "softcap": 4.0, "rope": mha.Rope(layout="interleaved", fraction=1.0)},
+        "bloom": {"head_dim": 4, "causal": True, "position_bias": "alibi"} | BIASES,
+    }
+    return mha.random_layer(n_heads=4, d=16, seed=1, **made[name])
+
+
+def verdict(fault: Planted, name: str, precision: str) -> str | None:
+    """None where an audit names the fault first, with its head, or among equals; else its words."""
+    box = fault.make(box_of(layer(name), precision))
+    assert box is not None
+    found = mha.audit(layer(name), box, **SMALL)
+    sure = max((one.confidence for one in found.findings), default=0.0)
+    for one in found.findings:
+        named = (one.name, one.heads, one.confidence) == (fault.name, fault.heads, sure)
+        if named and fault.said in one.sentence:
+            return None
+    return str(found)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {},
+        BIASES,
+        ROTARY | BIASES | {"kv_heads": 2},
+        ROTARY | {"sinks": True, "window": 4, "softcap": 3.0, "qk_norm": True},
+        {"head_dim": 4, "position_bias": "t5", "qk_norm": "l2"},
+        {"head_dim": 4, "position_bias": "alibi", "causal": True},
+        ROTARY
+        | {"rope": mha.Rope(scaling={"rope_type": "linear", "factor": 4.0}), "logit_scale": 0.3},
+    ],
+)
+def test_the_reading_of_a_layer_computes_what_the_layer_does(made: dict[str, Any]) -> None:
+    subject = mha.random_layer(n_heads=4, d=16, **made)
+    x = np.random.default_rng(0).standard_normal((3, 9, 16))
+    lengths = np.array([9, 4, 7])
+    forward = Forward(x, lengths)
+    apart = forward.outputs(read_layer(subject)) - subject(x, lengths=lengths)
+    assert np.abs(apart[forward.rows]).max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("gpt-oss", "float64"), ("gpt-oss", "bfloat16"), ("qwen", "float32"), ("qwen", "bfloat16")],
+)
+def test_a_right_box_is_ok_at_its_precision(name: str, precision: str) -> None:
+    found = mha.audit(layer(name), box_of(layer(name), precision), **SMALL)
+    assert found.ok, str(found)
+    assert found.precision == precision
+    assert found.findings == ()
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "precision"),
+    [
+        ("rotary-layout", "llama", "bfloat16"),
+        ("groups-interleaved", "llama", "float32"),
+        ("sink-wrong-head", "gpt-oss", "bfloat16"),
+        ("window-off-by-one", "gpt-oss", "float32"),
+        ("softcap-after-mask", "qwen", "float32"),
+        ("norm-after-rotation", "qwen", "bfloat16"),
+        ("alibi-slopes", "bloom", "float32"),
+    ],
+)
+def test_a_planted_fault_is_named_first(place: str, name: str, precision: str) -> None:
+    fault = next(one for one in PLANTED if one.name == place)
+    assert verdict(fault, name, precision) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "gpt-oss"])
+def test_every_planted_fault_is_named_first(name: str, precision: str) -> None:
+    box = box_of(layer(name), precision)
+    there = [f for f in PLANTED if f.name != "padding-attended" and f.make(box) is not None]
+    wrong = [said for fault in there if (said := verdict(fault, name, precision)) is not None]
+    assert len(there) > 20
+    assert len(wrong) <= 0.05 * len(there), wrong
+
+
+def test_padding_that_is_attended_to_is_named() -> None:
+    subject = mha.random_layer(n_heads=3, d=8, head_dim=4, kv_heads=1)
+    x = np.random.default_rng(0).standard_normal((24, 10, 8))
+    lengths = np.tile([10, 6, 3], 8)
+    box = box_of(subject, "float32")
+    right = mha.Examples(x, box(x, lengths), lengths)
+    wrong = mha.Examples(x, box.with_(attends_padding=True)(x, lengths), lengths)
+    assert mha.audit(subject, right).ok
+    assert mha.audit(subject, wrong).findings[0].name == "padding-attended"
+
+
+def test_two_faults_are_both_named_each_with_its_head() -> None:
+    box = box_of(layer("gpt-oss"), "float32")
+    sinks = box.sink.copy()
+    sinks[3] = -np.inf
+    found = mha.audit(layer("gpt-oss"), box.with_(sink=sinks, window=None), **SMALL)
+    named = {one.name: one for one in found.findings}
+    assert set(named) == {"sink-missing", "window-missing"}, str(found)
+    assert named["sink-missing"].head == 3
+    assert "head 4 of 4: the sink is missing (relative error falls from" in str(found)
+
+
+def test_a_number_that_a_fault_leaves_open_is_fitted() -> None:
+    box = box_of(layer("llama"), "float32")
+    found = mha.audit(layer("llama"), box.with_(scale=box.scale * 1.37), **SMALL)
+    first = found.findings[0]
+    assert first.name == "scale-other"
+    assert first.numbers["scale"] == pytest.approx(0.5 * 1.37, rel=1e-4)
+
+
+def test_two_explanations_of_one_box_are_both_named_and_neither_is_sure() -> None:
+    """Heads of 4 of 16 features: 1 / sqrt(16) is the scale twice, and that of the width."""
+    box = box_of(layer("llama"), "float32")
+    found = mha.audit(layer("llama"), box.with_(scale=box.scale**2), **SMALL)
+    assert {one.name for one in found.findings} == {"scale-doubled", "scale-of-width"}
+    assert all(one.confidence < 0.5 and one.also for one in found.findings)
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_a_fault_outside_the_catalogue_is_unexplained_and_its_place_is_told(index: int) -> None:
+    fault = OUTSIDE[index]
+    found = mha.audit(
+        layer("llama"), fault.make(box_of(layer("llama"), "float32")), n=32, k=20, depth=1
+    )
+    assert not found.ok
+    assert not found.explained
+    assert found.locus is not None
+    if fault.heads:
+        assert found.locus.heads == fault.heads
+    if fault.rows is not None:
+        assert found.locus.rows == tuple(range(*fault.rows))
+    assert all(one.confidence <= 0.5 for one in found.findings if one.name != "unexplained")
+    assert found.findings[0].name == "unexplained"
+
+
+def test_the_catalogue_names_each_fault_once_with_the_issues_it_was_seen_in() -> None:
+    names = [fault.name for fault in FAULTS]
+    assert len(names) == len(set(names)) >= 25
+    seen = [issue for fault in FAULTS for issue in fault.seen]
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", issue) for issue in seen)
+    assert sum(bool(fault.seen) for fault in FAULTS) >= 25
+    assert {fault.name for fault in PLANTED} <= set(names)
+
+
+def test_an_audit_is_shown_as_text_json_and_html() -> None:
+    box = box_of(layer("llama"), "float32").with_(ahead=None)
+    found = mha.audit(layer("llama"), box, **SMALL)
+    said = json.loads(found.to_json())
+    assert said["ok"] is False
+    assert said["findings"][0]["name"] == "causal-missing"
+    assert said["findings"][0]["numbers"]["after"] < 1e-5 < said["findings"][0]["numbers"]["before"]
+    assert "causal-missing" in found._repr_html_()
+    assert "keras-team/keras#23038" in found._repr_html_()
+
+
+def test_the_assertion_for_tests_fails_with_the_finding() -> None:
+    box = box_of(layer("llama"), "float32")
+    assert assert_same_attention(layer("llama"), box, **SMALL).ok
+    wrong = box.with_(pairs=(np.array([0, 2]), np.array([1, 3])))
+    with pytest.raises(AssertionError, match="the rotary layout is interleaved where half-split"):
+        assert_same_attention(layer("llama"), wrong, **SMALL)
+
+
+def test_a_layer_without_factors_is_audited_by_its_matrices() -> None:
+    subject = mha.random_layer(n_heads=3, d=8, causal=True, key_vector=True)
+    assert mha.audit(subject, subject, **SMALL).ok
+    lost = subject.w.copy()
+    lost[1] = 0
+    found = mha.audit(subject, subject.replace(w=lost), **SMALL)
+    assert (found.findings[0].name, found.findings[0].head) == ("head-zeroed", 1)
+    found = mha.audit(subject, subject.replace(key_vector=None), **SMALL)
+    assert found.findings[0].name == "bias-missing"
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ("precision='int4'", {"precision": "int4"}),
+        ("depth=0", {"depth": 0}),
+        ("max_seconds=0", {"max_seconds": 0.0}),
+    ],
+)
+def test_a_callers_mistake_is_said(said: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        mha.audit(layer("llama"), layer("llama"), **SMALL, **options)
+
+
+def test_examples_of_other_sizes_are_refused() -> None:
+    x = np.zeros((2, 3, 5))
+    with pytest.raises(ValueError, match="the claimed layer 16 and 16"):
+        mha.audit(layer("llama"), mha.Examples(x, x))
