@@ -123,6 +123,14 @@ def test_padding_that_is_attended_to_is_named() -> None:
     assert mha.audit(subject, wrong).findings[0].name == "padding-attended"
 
 
+def test_position_ids_are_taken_into_account() -> None:
+    x = np.random.default_rng(0).standard_normal((16, 8, 16))
+    places = np.cumsum(np.random.default_rng(1).integers(1, 4, (16, 8)), axis=1)
+    y = layer("llama")(x, positions=places)
+    assert mha.audit(layer("llama"), mha.Examples(x, y, positions=places)).ok
+    assert not mha.audit(layer("llama"), mha.Examples(x, y), depth=1).ok
+
+
 def test_two_faults_are_both_named_each_with_its_head() -> None:
     box = box_of(layer("gpt-oss"), "float32")
     sinks = box.sink.copy()

@@ -65,8 +65,7 @@ class Evidence:
         n, k = self.forward.x.shape[:2]
         count = min(n, max(2, _ROWS // k))
         chosen = np.unique(np.linspace(0, n - 1, count).astype(int))
-        forward = self.forward
-        return Trial(forward.x[chosen], self.y[chosen], forward.lengths[chosen], seed)
+        return Trial(self.forward.some(chosen), self.y[chosen], seed)
 
 
 def ask(
@@ -105,11 +104,14 @@ def gather(examples: Examples, claimed: Reading, precision: str | None) -> Evide
     if examples.n > _MOST_SEQUENCES:
         examples = examples.subset(slice(_MOST_SEQUENCES))
     x, y, lengths = examples.arrays()
-    forward = Forward(np.asarray(widen_bfloat16(x), np.float64), np.asarray(lengths))
+    tokens, memory, places = examples.columns.split(np.asarray(widen_bfloat16(x), np.float64))
+    if memory is not None:
+        raise ValueError("keys of a second sequence cannot be audited yet: leave memory out")
+    forward = Forward(tokens, np.asarray(lengths), positions=places)
     labels = np.asarray(widen_bfloat16(y), np.float64)
     seen = labels[forward.rows]
     rounded = find_precision(lambda: [seen])
-    floors = error_floors(claimed, forward.x, forward.lengths)
+    floors = error_floors(claimed, forward)
     name = precision or rounded.name
     # A box of double precision may well have been given weights and tokens of single.
     floor = floors["float32" if name == "float64" and precision is None else name]

@@ -9,7 +9,6 @@ import numpy as np
 from mhalearn._runtime.types import Float64
 from mhalearn.auditing.catalogue import FAULTS
 from mhalearn.auditing.evidence import Evidence
-from mhalearn.auditing.forward import Forward
 from mhalearn.auditing.precision import finest
 from mhalearn.auditing.reading import Reading
 from mhalearn.auditing.result import Audit, Finding
@@ -168,8 +167,7 @@ def _low_precision(evidence: Evidence, claimed: Reading) -> str | None:
     for name in ("float16", "bfloat16"):
         if error > evidence.floors[name] or name == evidence.precision:
             continue
-        coarse = Forward(forward.x[:8], forward.lengths[:8], name)
-        exact = Forward(forward.x[:8], forward.lengths[:8])
+        coarse, exact = forward.some(slice(8), name), forward.some(slice(8))
         change = np.where(
             exact.rows[..., None], coarse.outputs(claimed) - exact.outputs(claimed), 0
         )

@@ -44,14 +44,28 @@ class Forward:
     precision: a format that every step is rounded to, as a box of that precision would.
     """
 
-    def __init__(self, x: Float64, lengths: NDArray[Any], precision: str = "float64") -> None:
+    def __init__(
+        self,
+        x: Float64,
+        lengths: NDArray[Any],
+        precision: str = "float64",
+        positions: Float64 | None = None,
+    ) -> None:
         self.precision = precision
         self.x = self._round(np.asarray(x, np.float64))
         self.lengths = lengths
         b, k, _ = self.x.shape
+        self.placed = positions is not None
         self.positions = np.broadcast_to(np.arange(k, dtype=np.float64), (b, k))
+        if positions is not None:
+            self.positions = positions
         self.rows = np.arange(k) < lengths[:, None]
         self._kept: dict[Any, tuple[Any, Float64]] = {}
+
+    def some(self, chosen: Any, precision: str = "float64") -> Forward:
+        """Of some of the sequences."""
+        places = self.positions[chosen] if self.placed else None
+        return Forward(self.x[chosen], self.lengths[chosen], precision, places)
 
     def _round(self, a: Float64) -> Float64:
         return a if self.precision == "float64" else round_to(self.precision, a)
@@ -222,7 +236,8 @@ class Forward:
         scaling = rope.scaling
         if scaling is not None and not isinstance(scaling, dict):
             with float64():
-                lengths = jnp.asarray(self.lengths, float)
+                last = np.where(self.rows, self.positions, 0.0).max(1)
+                lengths = jnp.asarray(last + 1.0)
                 found = scaling.stretched(rope.base, rope.rotated(h), lengths)  # type: ignore[union-attr]
             if found is not None:
                 return np.asarray(found, np.float64)[:, None]
@@ -231,10 +246,10 @@ class Forward:
     def _bias(self, reading: Reading) -> Float64 | None:
         """What is added to logits by distance, (b or 1, m, k, k)."""
         kind = reading.position_bias
-        k = self.x.shape[1]
-        distance = np.arange(k, dtype=np.float64)[None] - np.arange(k, dtype=np.float64)[:, None]
+        places = self.positions if self.placed else self.positions[:1]
+        distance = places[:, None, :] - places[:, :, None]
         if reading.slopes is not None:
-            return np.asarray(-np.abs(distance) * reading.slopes[:, None, None])[None]
+            return np.asarray(-np.abs(distance)[:, None] * reading.slopes[:, None, None])
         if kind is None:
             return None
         table = reading.params.get("position_table")
@@ -242,7 +257,7 @@ class Forward:
         def make() -> Float64:
             with float64():
                 found = kind(
-                    jnp.asarray(distance)[None],
+                    jnp.asarray(distance),
                     None if table is None else jnp.asarray(table),
                     reading.n_heads,
                 )

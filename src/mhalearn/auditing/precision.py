@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from mhalearn._runtime.types import Float64
 from mhalearn.auditing.forward import Forward
 from mhalearn.auditing.reading import Reading
 
@@ -20,21 +16,21 @@ _ROOM = {"float64": 1.0, "float32": 6.0, "float16": 2.0, "bfloat16": 2.0}
 _DOUBLE = 1e-12
 
 
-def error_floors(reading: Reading, x: Float64, lengths: NDArray[Any]) -> dict[str, float]:
+def error_floors(reading: Reading, forward: Forward) -> dict[str, float]:
     """The relative root-mean-square error up to which a box of each precision is right.
 
     Measured, not derived: the claimed layer is computed with every step rounded to the format, as a
     box would, and compared with itself.
     """
-    x, lengths = x[:_MOST], lengths[:_MOST]
-    exact = Forward(x, lengths)
+    few = slice(_MOST)
+    exact = forward.some(few)
     rows = exact.rows
     truth = exact.outputs(reading)[rows]
     size = float(np.sqrt(np.mean(truth**2))) or 1.0
     floors = {"float64": _DOUBLE}
     for name in PRECISIONS[1:]:
         with np.errstate(over="ignore", invalid="ignore"):
-            rounded = Forward(x, lengths, name).outputs(reading)[rows]
+            rounded = forward.some(few, name).outputs(reading)[rows]
         error = float(np.sqrt(np.mean((rounded - truth) ** 2))) / size
         floors[name] = _ROOM[name] * error if np.isfinite(error) else 1.0
     return floors

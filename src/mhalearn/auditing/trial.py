@@ -8,8 +8,6 @@ Gram matrix tells which heads have the change.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -114,8 +112,8 @@ class Attempt:
 class Trial:
     """Sequences with their labels, on which readings are compared; padding is left out."""
 
-    def __init__(self, x: Float64, y: Float64, lengths: NDArray[Any], seed: int = 0) -> None:
-        self.forward = Forward(x, lengths)
+    def __init__(self, forward: Forward, y: Float64, seed: int = 0) -> None:
+        self.forward = forward
         self.rows = self.forward.rows.ravel()
         e = y.shape[2]
         if e > _SKETCH:
