@@ -8,6 +8,7 @@ Gram matrix tells which heads have the change.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
