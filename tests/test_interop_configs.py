@@ -191,7 +191,8 @@ def test_weights_go_back_through_a_file(tmp_path):
         ({"model_type": "qwen3"}, "query_gain is missing"),
         ({"model_type": "gpt_oss"}, "sink is missing"),
         ({"model_type": "gpt_neox"}, "no attention layer named as in GPT-NeoX"),
-        ({"model_type": "deepseek_v3", "rope_theta": 1e4}, "RoPE"),
+        ({"model_type": "qwen3_next", "rope_theta": 1e4}, "RoPE"),
+        ({"model_type": "deepseek_v3"}, "no qk_rope_head_dim"),
     ],
     ids=str,
 )

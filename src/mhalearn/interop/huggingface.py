@@ -25,6 +25,7 @@ def from_huggingface(
     config: Mapping[str, Any] | None = None,
     prefix: str | None = None,
     rope: bool | None = None,
+    cross: bool = False,
 ) -> Any:
     """The attention layer of a state dict: an AttentionLayer where heads have a Theta and a W each
     (BERT, GPT-2, TransformerLens, Llama without rotary positions), a ProjectedLayer of the models
@@ -41,6 +42,7 @@ def from_huggingface(
     with, where a state dict holds several models.
     rope: False reads Llama-style names, which do not tell whether queries and keys are rotated, as
     those of a layer without rotary positions.
+    cross: the layer whose keys and values come from the encoder, of T5 and Whisper's decoders.
     Keys and values that heads share (grouped or multi-query attention) are written out for each.
     Logits are divided by sqrt(head dimension), as these architectures do unless their configuration
     says otherwise. The layer carries the weights, so exports return the same bits.
@@ -59,7 +61,9 @@ def from_huggingface(
                     f"the config says all of a {family.name} layer: leave n_heads, causal and rope "
                     "out"
                 )
-            return read_projected(state, family, config, layer_index, prefix)
+            return read_projected(state, family, config, layer_index, prefix, cross)
+        if cross:
+            raise ValueError("cross: only models with an encoder, of a model_type in the config")
         refuse_config(config, layer_index)
         if rope:
             raise ValueError("rope=True needs a config with its model_type and its frequencies")

@@ -21,6 +21,9 @@ class Sizes(NamedTuple):
     heads: int
     groups: int
     head_dim: int
+    value_dim: int | None = None  # head_dim unless given
+    rotated: int = 0  # dimensions of the rotary key beside a latent
+    rank: int = 0  # of that latent
 
 
 class Cut(ABC):
@@ -48,12 +51,12 @@ class Separate(Cut):
         names = (self.query, self.key, self.value)
         parts = [take(weights, f"{name}.weight", 2) for name in names]
         biases = [weights.get(f"{name}.bias") for name in names]
-        return _assemble(parts, biases, weights, self.out, sizes)
+        return assemble_heads(parts, biases, weights, self.out, sizes)
 
     def write(self, params: Params) -> Params:
-        found = _outputs(params, self.out)
+        found = flat_outputs(params, self.out)
         for name, (weight, bias) in zip(
-            (self.query, self.key, self.value), _flat(params), strict=True
+            (self.query, self.key, self.value), flat_sides(params), strict=True
         ):
             found[f"{name}.weight"] = weight
             if bias is not None:
@@ -73,11 +76,11 @@ class Stacked(Cut):
         ends = np.cumsum([sizes.heads, sizes.groups]) * sizes.head_dim
         bias = weights.get(f"{self.name}.bias")
         biases = [None] * 3 if bias is None else np.split(bias, ends)
-        return _assemble(np.split(packed, ends), biases, weights, self.out, sizes)
+        return assemble_heads(np.split(packed, ends), biases, weights, self.out, sizes)
 
     def write(self, params: Params) -> Params:
-        weights, biases = zip(*_flat(params), strict=True)
-        found = _outputs(params, self.out) | {f"{self.name}.weight": np.concatenate(weights)}
+        weights, biases = zip(*flat_sides(params), strict=True)
+        found = flat_outputs(params, self.out) | {f"{self.name}.weight": np.concatenate(weights)}
         if biases[0] is not None:
             found[f"{self.name}.bias"] = np.concatenate(biases)
         return found
@@ -85,35 +88,43 @@ class Stacked(Cut):
 
 @dataclass(frozen=True)
 class Interleaved(Cut):
-    """One weight: query, key and value of one head after the other (GPT-NeoX, BLOOM)."""
+    """One weight: one group after the other, its queries, then its key and its value (GPT-NeoX,
+    BLOOM, where a group is a head; Falcon)."""
 
     name: str
     out: str
 
     def read(self, weights: Weights, sizes: Sizes) -> Params:
         packed = take(weights, f"{self.name}.weight", 2)
-        rows = 3 * sizes.heads * sizes.head_dim
+        m, g, h = sizes.heads, sizes.groups, sizes.head_dim
+        rows = (m + 2 * g) * h
         if len(packed) != rows:
             raise ValueError(
                 f"{self.name}.weight has shape {packed.shape}: the config says {rows} rows"
             )
-        by_head = packed.reshape(sizes.heads, 3, sizes.head_dim, -1)
-        parts = [by_head[:, i].reshape(-1, packed.shape[1]) for i in range(3)]
+        parts = _of_groups(packed.reshape(g, m // g + 2, h, -1))
         biases: list[Any] = [None] * 3
         if (bias := weights.get(f"{self.name}.bias")) is not None:
-            split = _reshaped(bias, (sizes.heads, 3, sizes.head_dim), f"{self.name}.bias")
-            biases = [split[:, i].ravel() for i in range(3)]
-        return _assemble(parts, biases, weights, self.out, sizes)
+            split = reshape_as(bias, (g, m // g + 2, h, 1), f"{self.name}.bias")
+            biases = [part.ravel() for part in _of_groups(split)]
+        return assemble_heads(parts, biases, weights, self.out, sizes)
 
     def write(self, params: Params) -> Params:
-        weights, biases = zip(*_flat(params), strict=True)
-        heads, d, h = params["query"].shape
-        by_head = np.stack([weight.reshape(heads, h, d) for weight in weights], axis=1)
-        found = _outputs(params, self.out) | {f"{self.name}.weight": by_head.reshape(-1, d)}
+        weights, biases = zip(*flat_sides(params), strict=True)
+        groups, d, h = params["key"].shape
+        found = flat_outputs(params, self.out)
+        by_group = [weight.reshape(groups, -1, h, d) for weight in weights]
+        found[f"{self.name}.weight"] = np.concatenate(by_group, axis=1).reshape(-1, d)
         if biases[0] is not None:
-            split = np.stack([bias.reshape(heads, h) for bias in biases], axis=1)
-            found[f"{self.name}.bias"] = split.ravel()
+            of_groups = [bias.reshape(groups, -1, h) for bias in biases]
+            found[f"{self.name}.bias"] = np.concatenate(of_groups, axis=1).ravel()
         return found
+
+
+def _of_groups(packed: NDArray[Any]) -> list[NDArray[Any]]:
+    """(g, n + 2, h, d) as (m h, d) queries, (g h, d) keys and values."""
+    sides = (packed[:, :-2], packed[:, -2:-1], packed[:, -1:])
+    return [side.reshape(-1, packed.shape[3]) for side in sides]
 
 
 @dataclass(frozen=True)
@@ -133,7 +144,7 @@ class Block:
         return self.cut.write(params) | kept
 
 
-def _flat(params: Params) -> list[tuple[NDArray[Any], Any]]:
+def flat_sides(params: Params) -> list[tuple[NDArray[Any], Any]]:
     """(m h, d) weights and (m h,) biases of queries, keys and values."""
     found = []
     for side in ("query", "key", "value"):
@@ -143,13 +154,13 @@ def _flat(params: Params) -> list[tuple[NDArray[Any], Any]]:
     return found
 
 
-def _outputs(params: Params, name: str) -> Params:
+def flat_outputs(params: Params, name: str) -> Params:
     out = params["out"]
     found = {f"{name}.weight": out.reshape(-1, out.shape[2]).T}
     return found | ({f"{name}.bias": params["out_bias"]} if "out_bias" in params else {})
 
 
-def _assemble(
+def assemble_heads(
     parts: list[NDArray[Any]], biases: Any, weights: Weights, out: str, sizes: Sizes
 ) -> Params:
     """Projections in the library's own layout: (m, d, h) and (m, h, e)."""
@@ -162,7 +173,7 @@ def _assemble(
             )
         params[side] = part.reshape(heads, h, -1).swapaxes(1, 2)
         if bias is not None:
-            params[f"{side}_bias"] = _reshaped(bias, (heads, h), f"{side} bias")
+            params[f"{side}_bias"] = reshape_as(bias, (heads, h), f"{side} bias")
     weight = take(weights, f"{out}.weight", 2)
     if weight.shape[1] != sizes.heads * h:
         raise ValueError(
@@ -170,11 +181,11 @@ def _assemble(
         )
     params["out"] = weight.T.reshape(sizes.heads, h, -1)
     if (bias := weights.get(f"{out}.bias")) is not None:
-        params["out_bias"] = _reshaped(bias, (len(weight),), f"{out}.bias")
+        params["out_bias"] = reshape_as(bias, (len(weight),), f"{out}.bias")
     return params
 
 
-def _reshaped(array: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
+def reshape_as(array: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
     if array.size != np.prod(shape):
         raise ValueError(f"{name} has shape {array.shape}: expected {np.prod(shape)} entries")
     return array.reshape(shape)

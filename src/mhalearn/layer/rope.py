@@ -58,7 +58,7 @@ class Rope:
 
     def rotated(self, head_dim: int) -> int:
         """How many of a head's dimensions are rotated."""
-        size = int(head_dim * self.fraction)
+        size = int(head_dim * self.fraction + 1e-9)  # of a share that was a quotient, all of it
         if size < 2 or size % 2:
             raise ValueError(
                 f"fraction={self.fraction:g} of head_dim={head_dim} rotates {size} dimensions: "
