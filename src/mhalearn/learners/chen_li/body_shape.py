@@ -7,6 +7,7 @@ Ours, in place of the paper's programmes: phases 2 and 4 shape the body, its cen
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import scipy.linalg
@@ -25,8 +26,8 @@ _DEFAULTS = Constants()
 # they speed up; steps between two looks at it, and at most; how little a wide direction turns in
 # between once it has converged. Rows are reweighted after each solution, so that more digits than
 # the rows themselves have are for nothing.
-_COMPANY, _STEPS, _MOST_STEPS, _TURN = 2, 5, 60, 1e-4
-_RESIDUAL = 1e-5
+_COMPANY, _STEPS, _MOST_STEPS, _TURN = 2, 5, 60, 1e-3
+_RESIDUAL = 1e-4
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,13 @@ def fit_shape(
     base = 4 * rows.weight * (1 - rows.weight) / (1 + np.minimum(rows.score / usual, 1e6) ** 2)
     weights, free = base, n_heads - 1
     solve = (
-        _solve_dense
+        partial(_solve_dense, rows)
         if d <= constants.largest_dense
-        else _Iterative(d, max(free + _COMPANY, sought)).solve
+        else _Iterative(rows, max(free + _COMPANY, sought)).solve
     )
     for _ in range(constants.reweightings + 1):
         pull = (rows.query * (weights * offsets)[:, None]).T @ rows.difference
-        values, wide, proxy = solve(rows, weights, pull, free)
+        values, wide, proxy = solve(weights, pull, free)
         leak = np.sum(_applied(rows, wide) ** 2, axis=1) * float(np.sum(proxy**2))
         doubt = leak + (_applied(rows, proxy[None])[:, 0] - offsets) ** 2
         weights = base / np.sqrt(1 + doubt / max(float(np.median(doubt)), 1e-300))
@@ -104,23 +105,30 @@ def _solve_dense(
 class _Iterative:
     """The same from products with the Gram matrix, which is never formed: with a few times d^2 rows
     it is well conditioned but for the few wide directions, so that few products do. Each solution
-    begins at the last, of which only the weights have changed."""
+    begins at the last, of which only the weights have changed.
 
-    def __init__(self, d: int, sought: int) -> None:
+    Products are in single precision, which is more exact than what is asked of them."""
+
+    def __init__(self, rows: CertifiedRows, sought: int) -> None:
+        d = rows.query.shape[1]
+        self._query, self._difference = (
+            one.astype(np.float32) for one in (rows.query, rows.difference)
+        )
         start = generator(0, Stream.BODY_EIGENVECTORS).normal(size=(d * d, sought))
         self._basis = np.linalg.qr(start)[0]
         self._proxy = np.zeros(d * d)
 
-    def solve(
-        self, rows: CertifiedRows, weights: Float64, pull: Float64, free: int
-    ) -> tuple[Float64, Float64, Float64]:
-        d = rows.query.shape[1]
+    def solve(self, weights: Float64, pull: Float64, free: int) -> tuple[Float64, Float64, Float64]:
+        d = self._query.shape[1]
+        scaled = weights.astype(np.float32)[:, None] * self._query
 
         def product(vectors: Float64) -> Float64:
-            matrices = vectors.reshape(d, d, -1).transpose(2, 0, 1)
-            scaled = weights[:, None] * _applied(rows, matrices)
-            pulled = [(rows.query * one[:, None]).T @ rows.difference for one in scaled.T]
-            return np.stack(pulled, axis=-1).reshape(vectors.shape)
+            found = np.zeros((d * d, vectors.size // (d * d)))
+            for number, vector in enumerate(vectors.reshape(d * d, -1).T):
+                theta = vector.reshape(d, d).astype(np.float32)
+                applied = np.sum((self._query @ theta) * self._difference, axis=1)
+                found[:, number] = ((scaled * applied[:, None]).T @ self._difference).ravel()
+            return found.reshape(vectors.shape)
 
         gram = LinearOperator((d * d, d * d), matvec=product, matmat=product, dtype=np.float64)
         values = self._find_wide(gram, free)

@@ -129,7 +129,8 @@ def literal_net(
 
     Source: phase 6 of Chen & Li. Cost: with p points, O(rows p^2 d^2) for the Gram matrices and
     O(p^m (m d)^3) for the tuples. Memory: O(p^2 d^2).
-    Trust: proved to contain a good candidate once radius and spacing are large and small enough.
+    Trust: by continuity it contains a good candidate once the span is near the heads', the radius
+    large and the spacing small enough; how large and small is not known before.
     """
     points = net_points(span, radius, spacing)
     m, d, count = span.n_heads, points.shape[1], len(points)

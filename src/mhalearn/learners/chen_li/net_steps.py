@@ -1,4 +1,7 @@
-"""Phase 6 on the examples at hand: how many fit, how many choose, and what is kept of it."""
+"""Phase 6 on the examples at hand: how many fit, how many choose, and what is kept of it.
+
+The paper's: that a validation set chooses. Ours: all numbers of examples.
+"""
 
 import math
 from dataclasses import replace
@@ -31,7 +34,10 @@ def search_net_step(task: Task, span: Span) -> NetResult:
     few, constants = task.few, task.constants
     architecture = few.architecture(span.n_heads)
     limit = min(few.counting_limit(architecture), _NET_ROWS * span.n_heads * task.d / few.k)
-    sizes = [int(np.ceil(ratio * limit)) for ratio in constants.net_ratios]
+    sizes = [
+        min(int(np.ceil(ratio * limit)), most)
+        for ratio, most in zip(constants.net_ratios, constants.net_most, strict=True)
+    ]
     spared = min(constants.select, few.n // 4)
     sizes = [min(size, few.n - spared) for size in sizes]
     chosen = few.subset(slice(0, sizes[1] + spared))

@@ -116,9 +116,10 @@ def correlate(moments: Moments) -> Float64:
     """(1/k) E[X^T J Y], J all ones.
 
     Source: phase 1 of Chen & Li.
-    Trust: for uniform +-1 inputs proved to be close when Theta is dense and incoherent, and heads
-    and tokens are few against d. For standard Gaussian ones it is sum_i (I + Theta_i E C_i) W_i
-    exactly. Elsewhere tokens are whitened and centred first (`correlate_centred`).
+    Trust: for uniform +-1 inputs its error is what the paper's conditions keep small (theirs is the
+    proof); measured, it is a bias that falls with d. For standard Gaussian ones it is
+    sum_i (I + Theta_i E C_i) W_i exactly. Elsewhere tokens are whitened and centred first
+    (`correlate_centred`).
     """
     return moments.correlation / moments.rows
 
@@ -171,7 +172,7 @@ def estimate_projection_sum(
     the best of these refined by vertex certification. The one whose nearest rows are nearest is
     chosen, so its scale is estimated and not given.
     Source: phase 1 of Chen & Li; the choice is ours. Cost: one pass, O(n k (d + e)^2), and screens
-    of a subset. Trust: `correlate` is proved, the others and the choice are heuristics.
+    of a subset. Trust: `correlate` is the paper's, the others and the choice are heuristics.
     """
     moments = take_moments(examples, watch=watch)
     regression = regress_on_others(moments)

@@ -1,4 +1,8 @@
-"""Phase 3: where the proxy has a large margin, every head attends to one token, and W_sum shows."""
+"""Phase 3: where the proxy has a large margin, heads tend to attend to one token, and W_sum shows.
+
+The paper's: the minimum-norm point as a proxy that finds such rows, and least squares over them.
+Ours: how many rows are taken, the limit on repeated tokens, and the robust form of the fit.
+"""
 
 from dataclasses import dataclass
 
@@ -83,8 +87,8 @@ def refine_projection_sum(
 
     Robust: least squares reweighted by (residual^2 + delta^2)^-2 while delta shrinks to the 4d-th
     smallest residual, from the plain and from the current estimate; the lower mean log residual
-    wins. Source: phase 3 of Chen & Li, where plain least squares is proved to suffice for large
-    enough margins; the robust form is what makes moderate margins usable, and is a heuristic.
+    wins. Source: phase 3 of Chen & Li, which has plain least squares; the robust form is ours, a
+    heuristic that makes rows of moderate margin usable.
     """
     plain: Float64 = np.linalg.lstsq(rows.token, rows.label, rcond=None)[0].astype(np.float64)
     estimates = [plain]

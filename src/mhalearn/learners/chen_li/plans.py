@@ -234,7 +234,8 @@ LITERAL = Plan(
     literal=True,
 )
 """The algorithm of Chen & Li, as far as its sources state it, with numbers of ours where they leave
-them open. Trust: as their theorem; each step says its own."""
+them open. Trust: their theorem has no constants, so that nothing is proved at these; each step says
+what may be said of it."""
 _NAMED = dict(zip(PLANS, (PRACTICAL, LITERAL, DECODE), strict=True))
 
 

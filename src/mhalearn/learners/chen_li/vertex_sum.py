@@ -2,6 +2,7 @@
 
 Where every head is saturated on token a the label is x_a W_sum. Such rows are far more frequent
 than those of phase 2, and a rough sum finds them: their labels lie near one token's image.
+All of it is ours; the literal plan does without.
 """
 
 import jax

@@ -61,7 +61,8 @@ class Constants:
         turned_bisections: queries for the end of a turned one.
 
     Phase 6
-    net_ratios: examples for the net and for its refinement, over the counting limit.
+    net_ratios: examples for the net and for its refinement, over the counting limit. net_most: and
+        so many at most, for few tell the m^2 numbers that a span leaves open.
     net_starts: points of the random net; net_steps: Gauss-Newton steps from each, at most.
     net_radius: of the literal net, over the norm of orthogonal heads of one size; net_spacing: of
         its points, for two, three and four heads.
@@ -120,6 +121,7 @@ class Constants:
     turn: float = 0.003
     turned_bisections: int = 20
     net_ratios: tuple[float, float] = (20, 200)
+    net_most: tuple[int, int] = (2_048, 20_480)
     net_starts: int = 12
     net_steps: int = 40
     net_radius: float = 1.3
@@ -129,7 +131,7 @@ class Constants:
     worst_error: float = 0.1
     decoded: int = 16
     decoded_least: int = 4000
-    decoded_most: int = 2**16
+    decoded_most: int = 2**15
     decode_steps: int = 25
     decode_goal: float = 1e-28
     usable: tuple[float, float] = (0.1, 0.25)
