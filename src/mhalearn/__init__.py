@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mhalearn.data.inputs import sample_inputs
     from mhalearn.data.recordings import record
     from mhalearn.estimator import AttentionRegressor
+    from mhalearn.extraction import Extraction, extract
     from mhalearn.hardness import hard_layer
     from mhalearn.interop import block_from_huggingface, from_huggingface, from_torch, to_torch
     from mhalearn.judge.certificate import Certificate
@@ -51,6 +52,7 @@ _HOMES = {
     "Comparison": "layer.comparison",
     "Event": "run.events",
     "Examples": "data",
+    "Extraction": "extraction",
     "FeedForward": "layer.block.feed_forward",
     "Latent": "layer.latent",
     "Norm": "layer.block.norms",
@@ -64,6 +66,7 @@ _HOMES = {
     "check_jacobian": "judge.jacobian_check",
     "check_nondegeneracy": "judge.nondegeneracy",
     "compare": "layer.comparison",
+    "extract": "extraction",
     "from_huggingface": "interop",
     "from_torch": "interop",
     "hard_layer": "hardness",
@@ -91,6 +94,7 @@ __all__ = [
     "Comparison",
     "Event",
     "Examples",
+    "Extraction",
     "FeedForward",
     "Latent",
     "Norm",
@@ -104,6 +108,7 @@ __all__ = [
     "check_jacobian",
     "check_nondegeneracy",
     "compare",
+    "extract",
     "from_huggingface",
     "from_torch",
     "hard_layer",

@@ -43,6 +43,9 @@ class Stream(enum.IntEnum):
     CONSTANTS = 0xC057
     BODY_EIGENVECTORS = 0xB0D1
     TAILS = 0x7A115
+    QUERIES = 0x90E5
+    GENERIC_QUERIES = 0x90E6
+    PLANNING = 0x91A4
 
 
 def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:

@@ -1,0 +1,74 @@
+"""A layer from chosen calls by algebra: a plane, its extension, and attention with W known.
+
+No random starts, so no local minima to be caught in: a search in two dimensions that a grid
+settles, a linear problem, and a descent from its solution. Wants answers of double precision, with
+more outputs than one, at all rows, and tokens that may be moved freely.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mhalearn._runtime.seeds import Stream, generator
+from mhalearn._runtime.types import Float64
+from mhalearn.learners.queries.domain import Domain
+from mhalearn.learners.queries.extension import (
+    Sketch,
+    count_extension_calls,
+    design_extension,
+    extend,
+)
+from mhalearn.learners.queries.plane import PlaneHeads, design_plane, find_heads_in_plane
+from mhalearn.learners.queries.session import Session
+
+PLANE, EXTENSION = "heads on a plane", "heads on all features, to first order"
+# Calls of a plane; what its heads may leave of exact answers; and planes that are tried.
+_PLANE_CALLS, _EXACT, _PLANES = 4, 1e-9, 3
+# Where logits rise by this much from token to token, patterns of heads differ most.
+_SLOPE = 4.0
+# How far tokens go off the plane: errors grow as this does, and rounding as its inverse.
+_OFF = 1e-6
+
+
+class AlgebraFound(NamedTuple):
+    """Heads by algebra. size: about the norm of a Theta, in units of one over a squared token."""
+
+    heads: PlaneHeads
+    sketch: Sketch
+    size: float
+    planes: int
+
+
+def find_by_algebra(
+    session: Session, domain: Domain, k: int, seed: int, n_heads: int | None
+) -> AlgebraFound | None:
+    """Ask about planes until one shows the heads, then about tokens off it; None where none does.
+
+    Raises BudgetSpent. Cost: 4 calls a plane and 1.4 (m + 3) d / k off it, of k tokens each.
+    """
+    rng = generator(seed, Stream.QUERIES)
+    for planes in range(1, _PLANES + 1):  # noqa: B007
+        u, v = (_direction(rng, domain.d) for _ in range(2))
+        calls = design_plane(u, v, k, _PLANE_CALLS)
+        scale = domain.fit(calls.tokens)
+        calls = calls._replace(gain=calls.gain * scale)
+        answers = session.ask(calls.tokens, PLANE).astype(np.float64)
+        heads = find_heads_in_plane(calls, answers, 1e-16, n_heads)
+        if heads is not None and heads.residual < _EXACT:
+            break
+    else:
+        return None
+    slope = float(np.sqrt(np.mean(heads.p**2 + heads.s**2)))
+    count = count_extension_calls(heads.n_heads, domain.d, k)
+    off = design_extension(calls, np.sqrt(_SLOPE / slope), count, _OFF, rng)
+    gain = off.plane.gain * domain.fit(off.tokens)
+    off = off._replace(plane=off.plane._replace(gain=gain))
+    sketch = extend(heads, off, session.ask(off.tokens, EXTENSION).astype(np.float64))
+    return AlgebraFound(heads, sketch, slope / np.sqrt(2), planes)
+
+
+def _direction(rng: np.random.Generator, d: int) -> Float64:
+    """A random direction whose features are of size one."""
+    x = rng.standard_normal(d)
+    scaled: Float64 = x * np.sqrt(d) / np.linalg.norm(x)
+    return scaled

@@ -1,0 +1,64 @@
+"""Attention matrices with W known: Gauss-Newton on Theta alone, which small logits make linear."""
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from mhalearn._runtime.types import Float64
+from mhalearn.solvers.host_steps import Rows, attend_on_host, covariance_products, normal_matrix
+
+_STEPS = 12
+# Damping, relative to the mean diagonal, with which steps begin, and how it changes.
+_DAMPING, _LESS, _MORE = 1e-3, 0.1, 10.0
+# A step that leaves more than this part of the objective is the last.
+_STALLED = 0.9
+
+
+def plain_rows(tokens: Float64, labels: Float64) -> Rows:
+    """Whole sequences (n, k, d) and labels (n, k, e) as rows of the host's solver."""
+    n, k, d = tokens.shape
+    return Rows(
+        tokens,
+        tokens.reshape(n * k, d),
+        labels.reshape(n * k, -1),
+        np.zeros((n * k, 0)),
+        np.ones((n * k, 1)),
+        None,
+    )
+
+
+def fit_attention(theta: Float64, w: Float64, rows: Rows) -> tuple[Float64, float]:
+    """Descend in theta (m, d, d) with w (m, d, e) fixed; returns it and |Y - F|^2 over |Y|^2.
+
+    Cost: a step is O(rows (m d)^2 (d + e) + (m d^2)^3). Trust: a descent.
+    """
+    m, d, e = w.shape
+    stacked = w.reshape(m * d, e)
+    energy = float(np.vdot(rows.labels, rows.labels)) or 1.0
+
+    def look(theta: Float64) -> tuple[Float64, Float64, Float64, float]:
+        p, design = attend_on_host(theta, rows)
+        left = rows.labels - design @ stacked
+        return p, design, left, float(np.vdot(left, left)) / energy
+
+    p, design, left, loss = look(theta)
+    damping = _DAMPING
+    for _ in range(_STEPS):
+        keys = covariance_products(p, design, stacked, rows)
+        matrix = normal_matrix(keys, rows.queries)
+        right = rows.queries.T @ (keys @ left[:, :, None])[..., 0]
+        matrix.flat[:: len(matrix) + 1] += damping * np.trace(matrix) / len(matrix)
+        try:
+            flat = cho_solve(cho_factor(matrix), right.ravel())
+        except np.linalg.LinAlgError:
+            damping *= _MORE
+            continue
+        tried = theta + flat.reshape(d, m, d).transpose(1, 0, 2)
+        there = look(tried)
+        if not there[3] < loss:
+            damping *= _MORE
+            continue
+        stalled = there[3] > _STALLED * loss
+        theta, (p, design, left, loss), damping = tried, there, damping * _LESS
+        if stalled or loss < 1e-28:
+            break
+    return theta, loss

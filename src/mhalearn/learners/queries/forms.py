@@ -1,0 +1,52 @@
+"""Boxes of any form as one: all rows, the last row alone, or one number, of one sequence or many.
+
+A box that answers for the last token alone is asked once for each token, with that token last:
+without a mask attention does not see the order of the others. Under a causal mask row r is the last
+row of the first r + 1 tokens.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mhalearn._runtime.types import Float64
+from mhalearn._runtime.validation import check_array
+from mhalearn.data.box import Box
+
+
+class AnyBox(Box):
+    """A box that answers (n, k, e), (n, e) or (n,), or without n where it takes one sequence a
+    call; its answers are (n, k, e) or, where they are of the last row alone, (n, 1, e)."""
+
+    def _ask(self, x: NDArray[Any]) -> NDArray[Any]:
+        given = x[0] if self.one_by_one else x
+        answer = self._call(given)
+        self.calls, self.sequences = self.calls + 1, self.sequences + len(x)
+        shape = np.shape(answer)
+        n, k = x.shape[:2]
+        lead = () if self.one_by_one else (n,)
+        rows = (*lead, k)
+        known = (
+            (len(shape) == given.ndim and shape[:-1] == rows)
+            or (len(shape) == given.ndim - 1 and shape[:-1] == lead)
+            or (len(shape) == given.ndim - 2 and shape == lead)
+        )
+        if not known or 0 in shape:
+            said = ", ".join(map(str, rows))
+            last = ", ".join(map(str, (*lead, "e")))
+            raise ValueError(
+                f"the box returned shape {shape} for X of shape {given.shape}: expected "
+                f"({said}, e), or of the last row alone ({last}) or one number a sequence"
+            )
+        full = len(shape) == given.ndim
+        labels = np.asarray(answer).reshape(n, k if full else 1, -1)
+        return check_array("the answer of the box", labels, 3, narrow=True)
+
+
+def questions_for_rows(x: Float64, *, causal: bool) -> list[Float64]:
+    """The sequences whose last rows are the rows of x (k, d), in order."""
+    k = len(x)
+    if causal:
+        return [x[: r + 1] for r in range(k)]
+    return [np.concatenate([x[:r], x[r + 1 :], x[r : r + 1]]) for r in range(k)]

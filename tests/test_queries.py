@@ -1,0 +1,206 @@
+"""Chosen queries: what algebra finds, what is asked, and what is said of it."""
+
+import numpy as np
+import pytest
+
+import mhalearn as mha
+from mhalearn.data import box as boxes
+from mhalearn.data.box import BoxFailed
+from mhalearn.learners.queries.extension import count_extension_calls, design_extension, extend
+from mhalearn.learners.queries.forms import AnyBox
+from mhalearn.learners.queries.plane import design_plane, find_heads_in_plane
+from mhalearn.learners.queries.session import Budget, BudgetSpent, Session
+
+LAYER = mha.random_layer(n_heads=3, d=5, scale=2.0, seed=1)
+
+
+def session(f, budget=None, keep=None, **options):
+    return Session(AnyBox(f, **options), budget or Budget(), keep, {"version": 1})
+
+
+def plane_of(layer, seed=0, k=8):
+    u, v = np.random.default_rng(seed).standard_normal((2, layer.d))
+    return design_plane(u, v, k, 4)
+
+
+@pytest.mark.parametrize("scale", [0.3, 2.0, 20.0])
+def test_a_plane_shows_the_heads_and_how_many_there_are(scale):
+    layer = mha.random_layer(n_heads=4, d=6, scale=scale, seed=2)
+    calls = plane_of(layer)
+    found = find_heads_in_plane(calls, layer(calls.tokens), 1e-16)
+    assert found.n_heads == 4
+    assert found.residual < 1e-11
+    true = np.einsum("d,mde,e->m", calls.u, layer.theta, calls.v)
+    order, place = np.argsort(found.p), np.argsort(true)
+    np.testing.assert_allclose(found.p[order], true[place], rtol=1e-6)
+    np.testing.assert_allclose(
+        found.images[order], (calls.v @ layer.w)[place], rtol=1e-5, atol=1e-8
+    )
+
+
+def test_heads_off_the_plane_follow_linearly():
+    """The error is first order in how far tokens go off it."""
+    calls = plane_of(LAYER)
+    heads = find_heads_in_plane(calls, LAYER(calls.tokens), 1e-16)
+    count = count_extension_calls(3, 5, 8)
+    errors = []
+    for off in (1e-5, 1e-7):
+        asked = design_extension(calls, 1.0, count, off, np.random.default_rng(3))
+        sketch = extend(heads, asked, LAYER(asked.tokens))
+        order = np.argsort(heads.p)
+        true = np.argsort(np.einsum("d,mde,e->m", calls.u, LAYER.theta, calls.v))
+        apart = np.linalg.norm(sketch.w[order] - LAYER.w[true]) / np.linalg.norm(LAYER.w)
+        errors.append(apart)
+        rows = np.einsum("d,mde->me", calls.u, sketch.theta[order] - LAYER.theta[true])
+        assert np.linalg.norm(rows) < 1e4 * off
+    assert errors[0] < 1e3 * 1e-5
+    assert errors[1] < errors[0] / 20
+
+
+def test_a_layer_is_extracted_without_random_starts():
+    found = mha.extract(LAYER, 5, max_calls=40)
+    assert found.outcome is mha.Outcome.RECOVERED
+    assert mha.compare(found.layer, LAYER).max_error < 1e-13
+    assert not found.random_starts
+    assert found.calls == sum(step.calls for step in found.plan) <= 40
+    assert (found.tokens, found.scalars) == (8 * found.calls, 40 * found.calls)
+
+
+def test_one_number_a_call_is_enough():
+    """The last row alone, one output, one sequence a call."""
+    layer = mha.random_layer(n_heads=2, d=4, out_dim=1, scale=2.0, seed=3)
+    asked = []
+
+    def box(x):
+        asked.append(x)
+        return float(layer(x[None])[0, -1, 0])
+
+    found = mha.extract(box, 4, 2, one_by_one=True, max_length=4)
+    assert found.outcome is mha.Outcome.RECOVERED
+    assert mha.compare(found.layer, layer).max_error < 1e-12
+    assert found.calls == found.scalars == len(asked)
+    assert max(map(len, asked)) == 4
+
+
+def test_causal_boxes_are_asked_for_prefixes():
+    layer = mha.random_layer(n_heads=2, d=4, scale=2.0, seed=4)
+    layer = mha.AttentionLayer(layer.theta, layer.w, causal=True)
+
+    def box(x):
+        if x.shape[1] == 1:  # all attention is on the one token
+            return x[:, 0] @ layer.w.sum(axis=0)
+        return layer(x)[:, -1]
+
+    found = mha.extract(box, 4, 2, causal=True, max_length=5)
+    assert found.outcome is mha.Outcome.RECOVERED
+    assert mha.compare(found.layer, layer).max_error < 1e-12
+
+
+@pytest.mark.parametrize("inputs", ["cube", 3.0, "vocabulary"])
+def test_only_allowed_tokens_are_asked_about(inputs):
+    tokens = np.random.default_rng(0).standard_normal((40, 4))
+    layer, seen = mha.random_layer(n_heads=2, d=4, scale=2.0, seed=5), []
+
+    def box(x):
+        seen.append(x.reshape(-1, 4))
+        return layer(x)
+
+    found = mha.extract(box, 4, 2, inputs=tokens if inputs == "vocabulary" else inputs)
+    assert found.outcome is mha.Outcome.RECOVERED
+    asked = np.concatenate(seen)
+    if inputs == "cube":
+        assert (np.abs(asked) == 1).all()
+    elif inputs == 3.0:
+        assert np.linalg.norm(asked, axis=1).max() <= 3.0 + 1e-12
+    else:
+        assert all((tokens == token).all(axis=1).any() for token in asked)
+
+
+def test_a_budget_is_kept_and_its_end_is_told():
+    for budget in ({"max_calls": 9}, {"max_scalars": 200}):
+        asked = []
+
+        def box(x, asked=asked):
+            asked.append(len(x))
+            return LAYER(x)
+
+        found = mha.extract(box, 5, 3, **budget)
+        spent = {"max_calls": found.calls, "max_tokens": found.tokens, "max_scalars": found.scalars}
+        (name, limit), *_ = budget.items()
+        assert spent[name] <= limit
+        assert sum(asked) == found.calls
+        if found.outcome is not mha.Outcome.RECOVERED:
+            assert "the next call would have been for" in found.reason
+
+
+def test_a_paid_answer_is_not_asked_for_again(tmp_path):
+    keep, asked = tmp_path / "answers.sqlite", []
+
+    def breaks(x):
+        if len(asked) == 6:
+            raise ConnectionError("gone")
+        asked.append(x)
+        return LAYER(x[None])[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boxes, "WAITS", (0.0, 0.0))
+        with pytest.raises(BoxFailed, match="run again with it to go on from there"):
+            mha.extract(breaks, 5, keep=keep, one_by_one=True)
+    again = []
+
+    def works(x):
+        again.append(x)
+        return LAYER(x[None])[0]
+
+    found = mha.extract(works, 5, keep=keep, one_by_one=True)
+    assert found.outcome is mha.Outcome.RECOVERED
+    assert len(again) == found.calls - 6
+    assert not any(np.array_equal(x, y) for x in asked for y in again)
+    with pytest.raises(ValueError, match="keeps answers to other questions"):
+        mha.extract(works, 5, keep=keep, one_by_one=True, seed=1)
+
+
+def test_coarse_answers_are_not_called_exact():
+    found = mha.extract(lambda x: LAYER(x).astype(np.float32), 5, 3, seed=2)
+    assert found.random_starts
+    assert mha.compare(found.layer, LAYER).max_error < 1e-4
+    noise = np.random.default_rng(0)
+    found = mha.extract(lambda x: LAYER(x) + 1e-3 * noise.standard_normal(x.shape), 5, 3)
+    assert found.outcome is mha.Outcome.FITTED
+    assert mha.compare(found.layer, LAYER).max_error < 0.05
+
+
+def test_a_box_that_is_no_layer_is_not_recovered():
+    found = mha.extract(lambda x: np.tanh(LAYER(x)), 5, 3, max_calls=20, max_seconds=3.0)
+    assert found.outcome not in (mha.Outcome.RECOVERED, mha.Outcome.RECOVERED_ON_SPAN)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ({"plan": "magic"}, "choose one of"),
+        ({"inputs": "sphere"}, "radius of a ball"),
+        ({"inputs": -1.0}, "positive"),
+        ({"max_calls": 0}, "max_calls"),
+        ({"plan": "algebra", "inputs": "cube"}, "plan='auto'"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(mistake, said):
+    with pytest.raises(ValueError, match=said) as error:
+        mha.extract(LAYER, 5, **mistake)
+    assert "\n" not in str(error.value)
+
+
+def test_a_box_must_answer_in_a_known_shape():
+    with pytest.raises(ValueError, match="of the last row alone"):
+        session(lambda x: x[:, :2]).ask(np.zeros((2, 4, 3)), "test")
+
+
+def test_a_session_asks_nothing_beyond_its_budget():
+    asked = []
+    one = session(lambda x: asked.append(x) or x, Budget(calls=3))
+    one.ask(np.ones((2, 4, 3)), "first")
+    with pytest.raises(BudgetSpent) as spent:
+        one.ask(np.ones((2, 4, 3)), "second")
+    assert spent.value.purpose == "second"
+    assert sum(map(len, asked)) == one.calls == 2
