@@ -53,6 +53,7 @@ export function drawHeads(told, moment, smooth) {
     }
   }
   const limits = frame?.limits ?? told.limits;
+  byId("scale-ends").parentElement.hidden = !limits;
   byId("scale-ends").textContent = limits ? `Θ ±${say(limits[0])}, W ±${say(limits[1])}` : "";
   byId("bar-key").hidden = !beside;
 }

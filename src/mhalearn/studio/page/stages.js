@@ -8,11 +8,11 @@ let drawn = null; // what the table shows
 export function drawStages(told, moment) {
   byId("no-stages").hidden = told.events.length > 0;
   byId("stages-box").hidden = told.events.length === 0;
-  const stages = told.stages().slice(-mostRows), key = `${told.run.id},${told.events.length}`;
+  const stages = told.stages().slice(-mostRows), key = `${told.run.id},${told.events.length},${told.reason.length}`;
   const body = byId("stages");
   if (drawn !== key) {
     drawn = key;
-    body.replaceChildren(...stages.map((stage) => row(stage, told.words[stage.stage])));
+    body.replaceChildren(...stages.map((stage, i) => row(stage, stages[i - 1]?.stage === stage.stage ? "" : told.words[stage.stage], told.reason)));
     if (told.running) byId("stages-box").scrollTop = byId("stages-box").scrollHeight;
   }
   stages.forEach((stage, i) => {
@@ -21,10 +21,11 @@ export function drawStages(told, moment) {
   });
 }
 
-function row(stage, words) {
+// What the verdict at the top says is not said again here.
+function row(stage, words, reason) {
   const button = element("button", { type: "button", class: "link", title: "Go to its end in the replay" }, stage.stage);
   button.addEventListener("click", () => goTo(stage.to));
   const name = element("th", { scope: "row" }, button, element("span", {}, words ?? ""));
-  if (stage.detail) name.append(element("span", { class: stage.broke_down ? "bad" : "detail" }, stage.detail));
+  if (stage.detail && !reason.includes(stage.detail)) name.append(element("span", { class: stage.broke_down ? "bad" : "detail" }, stage.detail));
   return element("tr", {}, name, element("td", { class: "n" }, String(stage.steps)), element("td", { class: "n" }, say(stage.error)), element("td", { class: "n" }, clock(stage.seconds)));
 }
