@@ -95,7 +95,9 @@ def test_what_is_written_is_bfloat16_too(name, tmp_path):
         assert (tmp_path / name).stat().st_size < 0.7 * wide.stat().st_size
 
 
-@pytest.mark.parametrize("method", ["newton", "adam", "sculpt"])
+@pytest.mark.parametrize(
+    "method", ["newton", "adam", pytest.param("sculpt", marks=pytest.mark.slow)]
+)
 def test_a_fit_sees_the_same_numbers(method):
     """Whatever is summed on the way is summed in double precision, not in eight bits."""
     x, y = X[:, :, :3], mha.random_layer(1, 3, seed=0)(X[:, :, :3].astype(float))

@@ -111,7 +111,20 @@ def test_surplus_heads_vanish_and_the_count_is_found():
     assert any("5 of 10 heads are distinct" in event.detail for event in trace.events)
 
 
-@pytest.mark.parametrize("bias", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_narrow_heads_are_learned_without_their_number(monkeypatch):
+    monkeypatch.setattr(architectures, "_LARGE", 100)
+    monkeypatch.setattr(many, "_STEPS", 400)
+    layer = narrow_layer(3, 8, 2, bias=True)
+    learner = AttentionRegressor(head_dim=2, bias=True).fit(examples_of(layer, 400))
+    assert any(event.stage.startswith("attempt") for event in learner.trace_)
+    assert learner.n_heads_ == 3
+    assert compare(learner.layer_, layer).max_error < 1e-10
+    assert learner.outcome_ is Outcome.RECOVERED
+    assert "rank 2" in learner.solution_.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bias", [False, True])
 def test_many_narrow_heads_are_learned_without_their_number(bias):
     layer = narrow_layer(8, bias=bias)
     learner = AttentionRegressor(head_dim=H, bias=bias).fit(examples_of(layer, 800))
@@ -125,14 +138,14 @@ def test_many_narrow_heads_are_learned_without_their_number(bias):
 def test_labels_that_no_such_layer_makes_are_not_called_exact():
     rng = np.random.default_rng(0)
     x = sample_inputs("boolean", 300, 8, D, seed=1)
-    learner = AttentionRegressor(8, head_dim=H, max_seconds=6.0)
+    learner = AttentionRegressor(8, head_dim=H, max_seconds=3.0)
     learner.fit(x, rng.standard_normal((300, 8, D)))
     assert learner.outcome_ is not Outcome.RECOVERED
     assert learner.certificate_.relative_mse > 0.5
 
 
 @in_float64
-@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("single", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_step_holds_the_attention_of_all_examples_and_copies_of_one_chunk(single):
     m, d, h, k, size = 12, 96, 8, 8, 32
 
@@ -253,9 +266,10 @@ def test_a_second_fit_of_one_shape_compiles_nothing(monkeypatch):
     for seed in (0, 1):
         if seed == 1:
             jax.monitoring.register_event_duration_secs_listener(note)
-        layer = narrow_layer(4, 16, 4, seed=seed)
-        learner = AttentionRegressor(4, head_dim=4, random_state=seed)
+        layer = narrow_layer(2, 8, 2, seed=seed)
+        learner = AttentionRegressor(2, head_dim=2, random_state=seed)
         learner.fit(examples_of(layer, 300, seed=seed))
-        assert learner.n_heads_ == 4
+        assert learner.n_heads_ == 2
+        assert any(event.stage.startswith("attempt") for event in learner.trace_)
     jax.monitoring.unregister_event_duration_listener(note)
     assert compiled == []

@@ -58,7 +58,7 @@ def polished_certificate(architecture, times, k, level):
     return refitted(before, layer, examples, architecture), sigma
 
 
-@pytest.mark.parametrize("times", [2, 3.3, 10])
+@pytest.mark.parametrize("times", [2, 3.3, pytest.param(10, marks=pytest.mark.slow)])
 def test_the_noise_of_narrow_heads_is_estimated_from_twice_the_limit_on(times):
     """With 900 scalars more than unknowns the estimate has a deviation of 2.4 % by itself."""
     certificate, sigma = polished_certificate(SMALL, times, 6, 1e-3)
@@ -92,7 +92,7 @@ def with_a_wrong_head(truth):
     )
 
 
-@pytest.mark.parametrize("times", [4.6, 5.2])
+@pytest.mark.parametrize("times", [pytest.param(4.6, marks=pytest.mark.slow), 5.2])
 def test_a_layer_with_a_wrong_head_is_not_called_fitted_up_to_noise(times):
     """It leaves a third of the held-out labels, which no test of smooth dependence notices."""
     truth, x, y, _ = draw(SMALL, times, 6)

@@ -45,13 +45,18 @@ def test_products_of_our_own_are_those_of_automatic_differentiation(architecture
         params, step = (
             jax.tree.map(jnp.asarray, kind.init(np.random.default_rng(seed))) for seed in (1, 2)
         )
-        at = kind.linearise(params, chunk)
-        change = kind.jvp(params, at, chunk, step)
-        np.testing.assert_allclose(
-            change, Parametrisation.jvp(kind, params, None, chunk, step), atol=1e-13
-        )
-        _, pull = jax.vjp(lambda params: kind.outputs(params, chunk), params)
-        for ours, theirs in zip(kind.vjp(params, at, chunk, change), pull(change)[0], strict=True):
+
+        @jax.jit
+        def products(params, step):
+            at = kind.linearise(params, chunk)
+            change = kind.jvp(params, at, chunk, step)
+            _, pull = jax.vjp(lambda params: kind.outputs(params, chunk), params)
+            automatic = Parametrisation.jvp(kind, params, None, chunk, step), pull(change)[0]
+            return (change, kind.vjp(params, at, chunk, change)), automatic
+
+        (change, back), (automatic, pulled) = products(params, step)
+        np.testing.assert_allclose(change, automatic, atol=1e-13)
+        for ours, theirs in zip(back, pulled, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-12)
 
 

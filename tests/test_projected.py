@@ -170,14 +170,14 @@ def test_products_by_automatic_differentiation_are_differences(name):
         params = jax.tree.map(jnp.asarray, params)
         step = kind.init(np.random.default_rng(2))
         step = {key: step[key] for key in params}
-        change = kind.jvp(params, None, chunk, step)
+        outputs = jax.jit(lambda params: kind.outputs(params, chunk))
+        change = jax.jit(lambda params, step: kind.jvp(params, None, chunk, step))(params, step)
         there, here = (
-            kind.outputs(jax.tree.map(lambda p, s, t=t: p + t * s, params, step), chunk)
-            for t in (1e-6, -1e-6)
+            outputs(jax.tree.map(lambda p, s, t=t: p + t * s, params, step)) for t in (1e-6, -1e-6)
         )
         np.testing.assert_allclose(change, (there - here) / 2e-6, atol=1e-8)
-        sizes = kind.term_sizes(params, chunk)
-        assert np.all(sizes + 1e-12 >= np.abs(kind.outputs(params, chunk)))
+        sizes = jax.jit(lambda params: kind.term_sizes(params, chunk))(params)
+        assert np.all(sizes + 1e-12 >= np.abs(outputs(params)))
 
 
 def test_random_layers_have_thetas_of_the_scale():

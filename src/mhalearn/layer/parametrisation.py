@@ -127,6 +127,8 @@ def _generic_rank(parametrisation: Parametrisation) -> int:
         causal=architecture.causal,
     )
     flat, unflatten = ravel_pytree(jax.tree.map(jnp.asarray, parametrisation.init(rng)))
-    jacobian = jax.jacfwd(lambda flat: parametrisation.outputs(unflatten(flat), chunk).ravel())
+    jacobian = jax.jit(
+        jax.jacfwd(lambda flat: parametrisation.outputs(unflatten(flat), chunk).ravel())
+    )
     values = np.linalg.svd(np.asarray(jacobian(flat)), compute_uv=False)
     return int(np.sum(values > _RANK * values[0]))
