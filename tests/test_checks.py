@@ -534,6 +534,13 @@ FOUND = [
         {"relative_squared_error": pytest.approx(1.21e-4)},
     ),
     (
+        "noise",
+        {**NOISY, "answers": Answers(0.015, 0.0, 32)},
+        FITTED,
+        "to every test, and asked twice the box answers otherwise, by 0.015 of its answers",
+        {"relative_squared_error": pytest.approx(1.21e-4)},
+    ),
+    (
         "recovered",
         {},
         RECOVERED,

@@ -27,7 +27,7 @@ _MISTAKES = (
     ValueError,
 )
 _ONE_ROW = (
-    "; one row a sequence is too little to learn from random examples, which takes the outputs at "
+    "; one row a sequence is not enough here: to learn from random examples takes the outputs at "
     "every token"
 )
 
