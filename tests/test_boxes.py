@@ -148,7 +148,7 @@ def test_files_of_other_questions_or_of_none_are_refused_in_a_line(tmp_path):
 
 
 def test_boxes_of_one_row_are_refused_with_the_reason():
-    with pytest.raises(ValueError, match=r"expected \(2, 4, e\); one row a sequence is too little"):
+    with pytest.raises(ValueError, match=r"expected \(2, 4, e\); one row a sequence is not enough"):
         draw(lambda x: x[:, -1])
     with pytest.raises(ValueError, match=r"expected \(4, e\); one row a sequence"):
         draw(lambda x: x[-1], one_by_one=True)

@@ -299,7 +299,9 @@ def noise(evidence: Evidence) -> Found | None:
         return None
     if evidence.scalars_left_over < _ENOUGH_LEFT:
         return None
-    sentence = f"{describe_error(evidence)}; the residual looks like independent noise to every test"
+    sentence = (
+        f"{describe_error(evidence)}; the residual looks like independent noise to every test"
+    )
     twice = 0.0 if evidence.answers is None else evidence.answers.twice
     if twice > 0:
         sentence += f", and asked twice the box answers otherwise, by {twice:.2g} of its answers"
