@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from mhalearn import __version__
-from mhalearn.cli import bench, convert, demo, generate, hard, judge, learn, studio
+from mhalearn.cli import bench, convert, demo, extract, generate, hard, judge, learn, studio
 from mhalearn.cli.exit_codes import Exit, say
 from mhalearn.cli.output import write
 
@@ -24,7 +24,17 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (demo, generate, learn, judge, hard, convert, studio, bench):  # the order of --help
+for part in (
+    demo,
+    generate,
+    learn,
+    extract,
+    judge,
+    hard,
+    convert,
+    studio,
+    bench,
+):  # the order of --help
     app.add_typer(part.commands)
 
 

@@ -1,0 +1,210 @@
+"""Layers from chosen queries, beside random sequences with the same budget and published counts.
+
+    python benchmarks/queries.py [--lines "NAME;..."] [--seeds 0:10]   measure what is not there yet
+    python benchmarks/queries.py --table                               print what the JSON holds
+
+A line is a setting of teachers, one a seed. Nothing is told of them but what the line says. Calls,
+tokens and scalars are all that was asked, those that certify among them.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is a package there
+
+import ml_dtypes
+import numpy as np
+from scipy.stats import norm
+
+import mhalearn as mha
+from benchmarks import RESULTS
+from benchmarks.ledger import Ledger, Record, finite, seed_range
+
+Teacher = Callable[[int], Any]
+Answers = Callable[[Any], Callable[[np.ndarray], np.ndarray]]
+
+
+def published(m: int, d: int) -> int:
+    """Scalars of the best published algorithm, one a call (arXiv 2608.03294)."""
+    return 4 * m * d**2 - 2 * m + 1
+
+
+def all_outputs(layer: Any) -> Callable[[np.ndarray], np.ndarray]:
+    return layer
+
+
+def last_row(layer: Any) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda x: layer(x)[:, -1]
+
+
+def one_scalar(layer: Any) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda x: layer(x)[:, -1, 0]
+
+
+def rounded(dtype: Any) -> Answers:
+    return lambda layer: lambda x: layer(x).astype(dtype)
+
+
+def in_bits(bits: int) -> Answers:
+    """Numbers with so many bits of mantissa, as float64."""
+
+    def box(layer: Any) -> Callable[[np.ndarray], np.ndarray]:
+        def answer(x: np.ndarray) -> np.ndarray:
+            part, power = np.frexp(layer(x))
+            return np.ldexp(np.round(part * 2**bits) / 2**bits, power)
+
+        return answer
+
+    return box
+
+
+def teacher(m: int, d: int, scale: float = 2.0, **more: Any) -> Teacher:
+    return lambda seed: mha.random_layer(n_heads=m, d=d, scale=scale, seed=seed, **more)
+
+
+def causal(m: int, d: int) -> Teacher:
+    def make(seed: int) -> Any:
+        layer = mha.random_layer(n_heads=m, d=d, scale=2.0, seed=seed)
+        return mha.AttentionLayer(layer.theta, layer.w, causal=True)
+
+    return make
+
+
+def parity(m: int, d: int) -> Teacher:
+    return lambda seed: mha.hard_layer("parity", n_heads=m, d=d, seed=seed)[0]
+
+
+@dataclass(frozen=True)
+class Line:
+    """goal: the largest parameter error that counts."""
+
+    teacher: Teacher
+    d: int
+    goal: float
+    box: Answers = all_outputs
+    heads: int | str = "auto"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+FULL = {"max_calls": 40}
+LINES = {
+    "6 heads, d = 8, all outputs": Line(teacher(6, 8), 8, 1e-14, options=FULL),
+    "6 heads, d = 8, all outputs, random": Line(
+        teacher(6, 8), 8, 1e-14, heads=6, options=FULL | {"plan": "random"}
+    ),
+    "6 heads, d = 8, one scalar a call": Line(
+        teacher(6, 8, out_dim=1), 8, 1e-12, one_scalar, 6, {"max_scalars": published(6, 8)}
+    ),
+    "6 heads, d = 8, one scalar a call, 600": Line(
+        teacher(6, 8, out_dim=1), 8, 1e-12, one_scalar, 6, {"max_scalars": 600, "inputs": "cube"}
+    ),
+    "8 heads, d = 16, scale 6, 64 calls": Line(
+        teacher(8, 16, 6.0), 16, 1e-10, heads=8, options={"max_calls": 64, "plan": "random"}
+    ),
+    "8 heads, d = 16, scale 6, algebra": Line(teacher(8, 16, 6.0), 16, 1e-10),
+    "8 heads, d = 16, scale 6, cube": Line(
+        teacher(8, 16, 6.0), 16, 1e-10, heads=8, options={"max_calls": 64, "inputs": "cube"}
+    ),
+    "6 heads, d = 8, cube": Line(
+        teacher(6, 8), 8, 1e-12, heads=6, options={"max_calls": 40, "inputs": "cube"}
+    ),
+    "6 heads, d = 8, float32": Line(teacher(6, 8), 8, 1e-5, rounded(np.float32), 6),
+    "6 heads, d = 8, bfloat16": Line(teacher(6, 8), 8, 1e-1, rounded(ml_dtypes.bfloat16), 6),
+    "6 heads, d = 8, 12 bits": Line(teacher(6, 8), 8, 1e-2, in_bits(12), 6),
+    "4 heads, d = 8, causal, last row": Line(causal(4, 8), 8, 1e-12, last_row, 4, {"causal": True}),
+} | {
+    f"parity, {m} heads, d = 12": Line(
+        parity(m, 12), 12, 1e-6, heads=m, options={"max_length": 4, "max_calls": 1500}
+    )
+    for m in (4, 6, 8)
+}
+SECONDS = 60.0
+
+
+def measure(line: Line, seed: int) -> Record:
+    truth = line.teacher(seed)
+    box = line.box(truth)
+
+    def answer(x: np.ndarray) -> np.ndarray:
+        if x.shape[1] > 1:
+            return box(x)
+        # A sequence of one token is all attention on it; layers here want two.
+        return (x[:, 0] @ truth.w.sum(axis=0)).astype(np.float64)
+
+    began, cpu = time.monotonic(), time.process_time()
+    options = {"max_seconds": SECONDS} | line.options
+    found = mha.extract(answer, line.d, line.heads, seed=seed, **options)
+    error = mha.compare(found.layer, truth).max_error
+    return {
+        "error": finite(error),
+        "outcome": found.outcome.name,
+        "heads": found.layer.n_heads,
+        "calls": found.calls,
+        "tokens": found.tokens,
+        "scalars": found.scalars,
+        "random_starts": found.random_starts,
+        "condition": None if found.algebra is None else found.algebra.heads.condition,
+        "over_bound": bound_ratio(found, truth),
+        "seconds": time.monotonic() - began,
+        "processor_seconds": time.process_time() - cpu,
+    }
+
+
+def bound_ratio(found: mha.Extraction, truth: Any) -> float | None:
+    """Root mean square error of all parameters over their deviations at the noise of the fit.
+
+    The deviations are the Cramer-Rao bound of the calls that were fitted; None of exact answers.
+    """
+    certificate = found.certificate
+    if certificate is None or certificate.intervals is None or certificate.relative_mse < 1e-28:
+        return None
+    if found.layer.n_heads != truth.n_heads:
+        return None
+    order = mha.compare(found.layer, truth).order
+    pairs = [
+        (getattr(found.layer, name)[order] - getattr(truth, name)) / half_widths[order]
+        for name, half_widths in certificate.intervals.arrays.items()
+    ]
+    deviations = norm.ppf(1 - certificate.delta / 2)
+    return float(deviations * np.sqrt(np.mean(np.concatenate([p.ravel() for p in pairs]) ** 2)))
+
+
+def table(rows: list[Record]) -> None:
+    for name, line in LINES.items():
+        mine = [row for row in rows if row["line"] == name]
+        if mine:
+            good = sum((row.get("error") or 1.0) <= line.goal for row in mine)
+            worst = max((row.get("error") or float("inf")) for row in mine)
+            print(f"{name:42} {good}/{len(mine)} {worst:9.1e}", end=" ")
+            for what in ("calls", "scalars", "processor_seconds"):
+                values = [row[what] for row in mine if what in row]
+                print(f"{what} {np.median(values) if values else float('nan'):.4g}", end=" ")
+            print(sum(bool(row.get("random_starts")) for row in mine), "with random starts")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--lines", type=lambda text: text.split(";"), default=list(LINES), help="between semicolons"
+    )
+    parser.add_argument("--seeds", type=seed_range, default=range(10))
+    parser.add_argument("--out", type=Path, default=RESULTS / "queries.json")
+    parser.add_argument("--table", action="store_true")
+    asked = parser.parse_args()
+    ledger = Ledger(asked.out)
+    for name in [] if asked.table else asked.lines:
+        for seed in asked.seeds:
+            row = ledger.run(
+                {"line": name, "seed": seed}, lambda n=name, s=seed: measure(LINES[n], s)
+            )
+            print(name, seed, row.get("error"), row.get("outcome"), row.get("crashed"), flush=True)
+    table(ledger.records)
+
+
+if __name__ == "__main__":
+    main()

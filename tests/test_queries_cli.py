@@ -1,0 +1,80 @@
+"""`mhalearn extract` and `mhalearn plan`: exit codes, JSON, and answers that are paid for once."""
+
+import json
+
+import pytest
+
+import mhalearn as mha
+from mhalearn import cli
+from mhalearn.data import box as boxes
+
+BOX = """
+import mhalearn as mha
+
+layer = mha.random_layer(n_heads=2, d=4, scale=2.0, seed=1)
+asked = []
+
+
+def box(x):
+    if len(asked) == BREAKS_AFTER:
+        raise ConnectionError("gone")
+    asked.append(x)
+    return layer(x[None])[0]
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run a command beside a module with a box: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(boxes, "WAITS", (0.0,))
+    (tmp_path / "breaking_box.py").write_text(BOX.replace("BREAKS_AFTER", "5"))
+    (tmp_path / "working_box.py").write_text(BOX.replace("BREAKS_AFTER", "-1"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def call(*arguments):
+        capsys.readouterr()
+        code = cli.run([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_a_broken_extraction_goes_on_and_pays_for_nothing_twice(run, tmp_path):
+    asking = ("--dim", 4, "--one-by-one", "--checkpoint", "answers.sqlite")
+    code, out, said = run("extract", "breaking_box:box", *asking)
+    assert (code, out) == (4, "")
+    assert "--resume" in said
+    assert len(said.splitlines()) == 1
+    code, _, said = run("extract", "working_box:box", *asking)
+    assert code == 2
+    assert "--resume" in said
+    code, out, _ = run(
+        "extract", "working_box:box", *asking, "--resume", "--json", "--out", "found.safetensors"
+    )
+    found = json.loads(out)
+    assert code == 0
+    assert found["recovered"]
+    import working_box
+
+    assert len(working_box.asked) == found["calls"] - 5
+    learned = mha.load_layer(tmp_path / "found.safetensors")
+    assert mha.compare(learned, working_box.layer).max_error < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nowhere",), "module:function"),
+        (("no_such_module:box",), "PYTHONPATH"),
+        (("working_box:missing",), "has no function"),
+        (("working_box:box", "--inputs", "sphere"), "radius"),
+        (("working_box:box", "--resume"), "--checkpoint"),
+        (("working_box:box", "--heads", "0"), "at least 1"),
+    ],
+)
+def test_a_mistake_is_one_line(run, arguments, said):
+    code, out, error = run("extract", *arguments, "--dim", 4)
+    assert (code, out) == (2, "")
+    assert said in error
+    assert len(error.splitlines()) == 1
