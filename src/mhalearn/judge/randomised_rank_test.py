@@ -7,6 +7,7 @@ nothing is open. The freedom of factors, which changes no head, does no harm.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.layer.units import Units
 from mhalearn.run.watch import Watch
 from mhalearn.solvers.cg import CGResult, CGState, advance_cg, is_going, start_cg, to_result
+from mhalearn.solvers.factor_preconditioner import FactorPreconditioner, precondition_factors
 from mhalearn.solvers.normal_equations import curvature
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
@@ -139,6 +141,7 @@ class _Question:
     sizes: Float64  # of the features
     units: Units  # in which all features have one unit
     count: int  # of the examples
+    metric: FactorPreconditioner | None = None  # that factors are looked at in
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,10 @@ class _Asked:
         problem = problem_in_feature_units(found, sizes)
         layer = layer_in_feature_units(self.layer, sizes)
         params = kind.from_layer(layer, problem.units)
-        return _Question(problem, params, layer, sizes, found.units, count)
+        metric = None
+        if isinstance(kind, Factored):
+            metric = precondition_factors(kind, params, problem.data, problem.devices)
+        return _Question(problem, params, layer, sizes, found.units, count, metric)
 
     def ask_more(self, question: _Question) -> _Question:
         """The same of more examples, in the same units."""
@@ -173,11 +179,12 @@ def _answer(question: _Question, left: Array, watch: Watch | None) -> CGResult:
     """A step whose effect is about that of `left`, and the coefficients of its search."""
     problem, at = question.problem, question.params
     kind, data, devices = problem.parametrisation, problem.data, problem.devices
-    search = _begin(at, data, left, kind, devices)
+    search = _begin(at, data, left, question.metric, kind, devices)
     for step in range(0, _CG_STEPS, _BETWEEN_LOOKS):
         if watch is not None:
             watch(step, _CG_STEPS)
-        search = _go_on(at, data, search, step + _BETWEEN_LOOKS, kind, devices)
+        until = step + _BETWEEN_LOOKS
+        search = _go_on(at, data, search, question.metric, until, kind, devices)
         if not replicate(search.is_going):
             break
     search = replicate(search)
@@ -194,27 +201,49 @@ class _Search(NamedTuple):
     is_going: Array
 
 
-@partial(compiled, static_argnums=(3, 4))
-def _begin(at: Any, data: Chunk, left: Array, kind: Parametrisation, devices: int) -> _Search:
+def _inverse(metric: FactorPreconditioner | None, at: Any) -> Callable[[Array], Array]:
+    """The preconditioner as a function of flat steps."""
+    if metric is None:
+        return lambda step: step
+    solve, unflatten = metric.prepare(), ravel_pytree(in_single(at))[1]
+    return lambda step: ravel_pytree(solve(unflatten(step)))[0]
+
+
+@partial(compiled, static_argnums=(4, 5))
+def _begin(
+    at: Any,
+    data: Chunk,
+    left: Array,
+    metric: FactorPreconditioner | None,
+    kind: Parametrisation,
+    devices: int,
+) -> _Search:
     right = curvature(kind, at, data, devices)(left)
     size = jnp.linalg.norm(right)
     dtype = jnp.float32 if isinstance(kind, Factored) else right.dtype
     right = (right / jnp.where(size > 0, size, 1.0)).astype(dtype)
-    state = start_cg(lambda v: v, right, _CG_STEPS)
+    state = start_cg(_inverse(metric, at), right, _CG_STEPS)
     target = jnp.asarray(_TOLERANCE, dtype) ** 2 * jnp.vdot(right, right)
     return _Search(state, target, size, is_going(state, target))
 
 
-@partial(compiled, static_argnums=(4, 5))
+@partial(compiled, static_argnums=(5, 6))
 def _go_on(
-    at: Any, data: Chunk, search: _Search, until: Array | int, kind: Parametrisation, devices: int
+    at: Any,
+    data: Chunk,
+    search: _Search,
+    metric: FactorPreconditioner | None,
+    until: Array | int,
+    kind: Parametrisation,
+    devices: int,
 ) -> _Search:
     """To step `until`, of factors in single precision."""
     if isinstance(kind, Factored):
         at, data = in_single(at), in_single(data)
     with jax.default_matmul_precision("highest"):
         product = curvature(kind, at, data, devices)
-        state = advance_cg(product, lambda v: v, search.state, search.target, until)
+        inverse = _inverse(metric, at)
+        state = advance_cg(product, inverse, search.state, search.target, until)
     return search._replace(state=state, is_going=is_going(state, search.target))
 
 
@@ -254,21 +283,47 @@ def _norms(lefts: list[Float64], rights: list[Float64]) -> Float64:
 
 
 def _steepest(layer: AttentionLayer, question: _Question) -> float:
-    """How far a unit step of the parameters moves a Theta or a W at most, with all features in one
-    unit again, relative to the size of a head: what is small among the features is magnified."""
-    at, units, bias = question.params, question.units, question.problem.bias
+    """How far a unit step of the parameters, in the metric they are looked at in, moves a Theta or
+    a W at most, with all features in one unit again, relative to the size of a head: what is small
+    among the features is magnified."""
+    units, bias = question.units, question.problem.bias
     theta = float(np.sqrt(np.mean(np.sum(units.theta(layer, bias) ** 2, axis=(1, 2))))) or 1.0
     w = float(np.sqrt(np.sum(units.w(layer, bias) ** 2) / layer.n_heads)) or 1.0
     sizes = question.sizes / units.x_scale
-    least = min(1.0, float(sizes.min()))
-    if isinstance(at, DenseHeads):
+    if question.metric is None:
+        least = min(1.0, float(sizes.min()))
         return max(least**-2 / theta, 1 / (least * w))
-    of_queries = np.append(sizes, np.ones(question.problem.query_dim - len(sizes)))
-    of_out = np.ones(at.out.shape[1])
-    pairs = zip(at[:4], (of_queries, sizes, sizes, of_out), strict=True)
-    query, key, value, out = (
-        float(np.linalg.norm(np.asarray(part) / by[:, None], 2, axis=(1, 2)).max())
-        for part, by in pairs
+    of_theta, of_w = _steepest_factors(question.params, question.metric, sizes)
+    return max(of_theta / theta, of_w / w)
+
+
+def _steepest_factors(
+    at: Factors, metric: FactorPreconditioner, sizes: Float64
+) -> tuple[float, float]:
+    """How far a unit step of the factors moves a Theta, and a W or the bias, at most.
+
+    Of dA_i B_i^T, dA_i = H Y G_i with H and G of the metric's two sides and |Y| = 1, the norm is at
+    most |H| |G_i B_i^T|; and so with the others.
+    """
+    m, q, h = at.query.shape
+    of_queries = np.append(sizes, np.ones(q - len(sizes)))
+    query, key, value, out, _ = (np.asarray(part, np.float64) for part in at)
+    query, key, value = query / of_queries[:, None], key / sizes[:, None], value / sizes[:, None]
+    (tokens, changes), (sides, queries), (means, outs) = (
+        tuple(np.asarray(side.factor, np.float64) for side in pair) for pair in metric[:3]
     )
-    steepest_w = max(1.0, math.hypot(value, out / least))
-    return max(math.hypot(query, key) / (least * theta), steepest_w / w)
+    mixed = np.asarray(metric.out.factor, np.float64)
+    by_head = changes.reshape(m, h, -1)
+    heads, last = np.split(mixed, [m * out.shape[1]])
+    heads = heads.reshape(m, out.shape[1], -1)
+    along_query = _norm(tokens / of_queries[:, None]) * _norm(key @ by_head)
+    along_key = _norm(sides / sizes[:, None]) * _norm(query @ queries)
+    along_value = _norm(means / sizes[:, None]) * _norm(out.swapaxes(1, 2) @ outs)
+    along_out = _norm(value @ heads)
+    of_w = max(math.hypot(along_value, along_out), _norm(last) if last.size else 0.0)
+    return math.hypot(along_query, along_key), of_w
+
+
+def _norm(matrices: Float64) -> float:
+    """The largest singular value of any of them."""
+    return float(np.max(np.linalg.norm(matrices, 2, axis=(-2, -1))))

@@ -22,8 +22,10 @@ from mhalearn._runtime.programs import compiled, in_float64
 from mhalearn._runtime.types import Array, Bool, Float
 from mhalearn.layer.batches import Chunk, merge_chunks
 from mhalearn.layer.dense import Dense, DenseHeads
+from mhalearn.layer.factored import Factored
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.solvers.damping import IDLE, IDLE_STEPS, ROUNDING, update_damping
+from mhalearn.solvers.factor_preconditioner import FactorPreconditioner, precondition_factors
 from mhalearn.solvers.host_steps import Descent, step_on_host
 from mhalearn.solvers.normal_equations import (
     Step,
@@ -48,8 +50,7 @@ class StepOptions:
     single: solve in single precision, which is faster and mostly exact enough for a direction;
         residuals, eliminated parameters and the decision to take the step stay in double.
     cg_steps: conjugate-gradient steps at most. Generic layers need about twenty with W eliminated;
-        nearly equal heads use them all. In all parameters there is no preconditioner, and more are
-        needed.
+        nearly equal heads use them all. In all parameters more are needed.
     """
 
     direct: bool = False
@@ -62,9 +63,9 @@ DIRECT = StepOptions(direct=True, cg_steps=8)
 ITERATIVE = StepOptions()
 QUICK = StepOptions(single=True)
 JOINT_SINGLE, JOINT = StepOptions(single=True, cg_steps=400), StepOptions(cg_steps=400)
-# Where better conditioned equations are at hand, those in all parameters are worth so many; and
-# fewer where those have left nothing but W of more rank than heads have.
-CUT_SHORT, FINISHING = StepOptions(single=True, cg_steps=100), StepOptions(single=True, cg_steps=60)
+# Where W can be eliminated instead, steps in all parameters that are not solved for end them; and
+# fewer products do where that has left nothing but W of more rank than heads have.
+CUT_SHORT, FINISHING = StepOptions(single=True, cg_steps=400), StepOptions(single=True, cg_steps=60)
 
 
 class Ridge(NamedTuple):
@@ -156,7 +157,28 @@ def take_step(
     # Side by side, twelve starts were seen to hang in XLA's CPU thread pool; fewer gain nothing.
     one_by_one = jax.default_backend() == "cpu"
     static = (problem.parametrisation, options, one_by_one, problem.devices)
-    return replicate(_step(state, problem.data, problem.energy, ridge, span, *static))
+    metric = _precondition(state, problem)
+    return replicate(_step(state, problem.data, problem.energy, ridge, span, metric, *static))
+
+
+def _precondition(state: State, problem: Problem) -> FactorPreconditioner | None:
+    """Of every start, where factors are moved; None elsewhere."""
+    kind = problem.parametrisation
+    if not isinstance(kind, Factored):
+        return None
+    level = np.sqrt(np.minimum(1.0, np.asarray(state.loss))) * np.asarray(state.damping)
+    found = [
+        precondition_factors(
+            kind,
+            jax.tree.map(lambda leaf, start=start: leaf[start], state.params),
+            problem.data,
+            problem.devices,
+            damping=float(_JOINT_DAMPING * damping * problem.energy),
+        )
+        for start, damping in enumerate(np.nan_to_num(level))
+    ]
+    stacked: FactorPreconditioner = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+    return stacked
 
 
 @in_float64
@@ -203,13 +225,14 @@ class _Point(NamedTuple):
     derivative: Any  # what the step's equations begin with
 
 
-@partial(compiled, static_argnums=(5, 6, 7, 8))
+@partial(compiled, static_argnums=(6, 7, 8, 9))
 def _step(
     state: State,
     data: Chunk,
     energy: Array,
     ridge: Ridge,
     span: Float[Array, "s q d"] | None,
+    metric: FactorPreconditioner | None,
     parametrisation: Parametrisation,
     options: StepOptions,
     one_by_one: bool,
@@ -224,12 +247,13 @@ def _step(
     else:
         equations = _Joint(parametrisation, data, options, energy, devices)
 
-    def step_one(state: State) -> State:
+    def step_one(one: tuple[State, FactorPreconditioner | None]) -> State:
+        state, metric = one
         here = equations.evaluate(state.params)
         # Damping in proportion to the residual's norm keeps convergence quadratic on data that can
         # be fitted exactly (Fan & Yuan 2005).
         level = jnp.sqrt(jnp.minimum(1.0, here.objective / energy))
-        found = equations.solve(here, state.damping * level, level)
+        found = equations.solve(here, state.damping * level, level, metric)
         trial = parametrisation.retract(jax.tree.map(jnp.add, here.params, found.step))
         there = equations.evaluate(trial)
         gain = here.objective - there.objective
@@ -242,7 +266,8 @@ def _step(
             solved=found.solved,
         )
 
-    return jax.lax.map(step_one, state) if one_by_one else jax.vmap(step_one)(state)
+    starts = state, metric
+    return jax.lax.map(step_one, starts) if one_by_one else jax.vmap(step_one)(starts)
 
 
 @dataclass(frozen=True)
@@ -261,7 +286,7 @@ class _Reduced:
         squared = fit.loss - self.penalty.w * jnp.sum(fit.w**2)
         return _Point(DenseHeads(params.theta, fit.w), objective, squared, fit)
 
-    def solve(self, here: _Point, damping: Array, level: Array) -> Step:
+    def solve(self, here: _Point, damping: Array, level: Array, _: Any) -> Step:
         theta, max_steps = here.params.theta, self.options.cg_steps
         if self.span is not None:  # there are only so many directions to search
             max_steps = 2 * theta.shape[0] * len(self.span)
@@ -295,7 +320,9 @@ class _Joint:
         squared = squared_residual(self.parametrisation, params, self.data, self.devices)
         return _Point(params, squared, squared, None)
 
-    def solve(self, here: _Point, damping: Array, level: Array) -> Step:
+    def solve(
+        self, here: _Point, damping: Array, level: Array, metric: FactorPreconditioner | None
+    ) -> Step:
         downhill, _ = descent_direction(self.parametrisation, here.params, self.data, self.devices)
         # Fast convergence at the least price: as exact as the residual is small.
         tightest = 1e-5 if self.options.single else 1e-10
@@ -309,4 +336,5 @@ class _Joint:
             max_steps=self.options.cg_steps,
             single=self.options.single,
             devices=self.devices,
+            inverse=None if metric is None else metric.prepare(),
         )

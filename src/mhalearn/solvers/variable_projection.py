@@ -129,12 +129,16 @@ class Preconditioner(NamedTuple):
 _PROBES = 32
 
 
-def _signs(key: Array, shape: tuple[int, ...]) -> Array:
-    """Signs that look random (the end of MurmurHash3): JAX's own take a second to compile."""
-    bits = jax.lax.iota(jnp.uint32, math.prod(shape)) ^ (key * jnp.uint32(0x9E3779B9))
+def draw_signs(key: Array, shape: tuple[int, ...]) -> Array:
+    """Signs that look random (the end of MurmurHash3): JAX's own take a second to compile.
+
+    key: a number, or numbers that go with the shape.
+    """
+    bits = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    bits = bits ^ (key * jnp.uint32(0x9E3779B9))
     bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
     bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
-    return 1 - 2 * ((bits >> 16) & 1).astype(jnp.int32).reshape(shape)
+    return 1 - 2 * ((bits >> 16) & 1).astype(jnp.int32)
 
 
 def precondition(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> Preconditioner:
@@ -157,7 +161,7 @@ def precondition(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> P
             if probes == e:  # as many as there are outputs: then one after the other, exactly
                 mix = jnp.broadcast_to(jnp.sqrt(e) * jnp.eye(e)[salt % e], chunk.labels.shape)
             else:
-                mix = _signs(salt, chunk.labels.shape)
+                mix = draw_signs(salt, chunk.labels.shape)
             side = key_side(at, chunk, mix.astype(theta.dtype))
             flat = side.reshape(-1, m * d)
             return flat.T @ flat, jnp.sum(jnp.sum(thetas * side, axis=-1) ** 2, axis=(0, 1))
