@@ -58,7 +58,7 @@ def test_values_and_outputs_have_their_own_blocks_exactly(normal):
 
 def test_it_takes_most_of_the_condition_away(normal):
     """Of what is no gauge."""
-    matrix, inverse, at = normal
+    matrix, inverse, _ = normal
     gauge = 2 * M * H**2
 
     def condition(values):
