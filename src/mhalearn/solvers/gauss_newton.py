@@ -325,7 +325,7 @@ class _Joint:
     ) -> Step:
         downhill, _ = descent_direction(self.parametrisation, here.params, self.data, self.devices)
         # Fast convergence at the least price: as exact as the residual is small.
-        tightest = 1e-5 if self.options.single else 1e-10
+        tightest = 1e-4 if self.options.single else 1e-10
         return solve_normal_equations(
             self.parametrisation,
             here.params,
