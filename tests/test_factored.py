@@ -18,6 +18,7 @@ from mhalearn.learners.newton import factored as many
 from mhalearn.learners.newton.factored import learn_once
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
+from mhalearn.solvers.factor_preconditioner import FactorPreconditioner, Half
 from mhalearn.solvers.gauss_newton import JOINT, JOINT_SINGLE, NO_RIDGE, State, _step
 from mhalearn.solvers.polish import minimise
 from mhalearn.solvers.scaled_problem import make_problem
@@ -165,7 +166,13 @@ def test_a_step_holds_the_attention_of_all_examples_and_copies_of_one_chunk(sing
         heads = Factors(of(1, m, d, h), of(1, m, d, h), of(1, m, d, h), of(1, m, h, d), of(1, 0, d))
         state = State(heads, of(1), of(1), of(1), of(1, dtype=bool))
         kind, options = Factored(Architecture(d, m, h)), JOINT_SINGLE if single else JOINT
-        lowered = _step.lower(state, data, 1.0, NO_RIDGE, None, kind, options, True, 1)
+
+        def half(*shape):
+            return Half(of(1, *shape, shape[-1], dtype=np.float32))
+
+        by_head = half(m, d), half(m, h)
+        metric = FactorPreconditioner((half(d), half(m * h)), by_head, by_head, half(m * h))
+        lowered = _step.lower(state, data, 1.0, NO_RIDGE, None, metric, kind, options, True, 1)
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     few, many = temporary(2), temporary(64)
