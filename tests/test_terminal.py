@@ -180,3 +180,11 @@ def test_a_long_detail_stays_on_one_line(file):
 )
 def test_clock(seconds, said):
     assert clock(seconds) == said
+
+
+def test_work_without_events_has_a_line_that_names_it(terminal):
+    stream, arrived = terminal
+    line = Progress(stream=stream)
+    with line.during("writing the report"):
+        assert line.line().plain.startswith("writing the report  0.")  # and no step 0
+    assert "writing the report" in arrived()

@@ -29,6 +29,7 @@ def demo(out: Folder = Path("demo"), as_json: Json = False) -> int:
     Writes examples.safetensors, truth.safetensors, layer.safetensors and report.html.
     """
     import mhalearn as mha
+    from mhalearn.report.terminal import Progress
 
     began = time.monotonic()
     use_compilation_cache()
@@ -42,13 +43,17 @@ def demo(out: Folder = Path("demo"), as_json: Json = False) -> int:
     solution = fit(estimator, examples, paths["layer"]).solution_
     solution.layer.save(paths["layer"])
     fresh = draw_examples(truth, "boolean", _FRESH, _TOKENS, seed=1)
-    certificate = mha.certify(solution.layer, fresh, learned_from=examples)
+    with Progress() as progress:
+        certificate = mha.certify(
+            solution.layer, fresh, learned_from=examples, on_event=progress.on_event
+        )
     comparison = mha.compare(solution.layer, truth)
     changes: dict[str, Any] = {"settings": solution.settings | {"command": "mhalearn demo"}}
     if solution.outcome is mha.Outcome.RECOVERED:  # the certificate below is on fresh ones
         changes["reason"] = f"on held-out examples {solution.reason}"
     solution = dataclasses.replace(solution, certificate=certificate, **changes)
-    mha.write_report(solution, paths["report"], truth=truth)
+    with Progress().during("writing the report"):
+        mha.write_report(solution, paths["report"], truth=truth)
     recovered = (
         solution.outcome is mha.Outcome.RECOVERED
         and certificate.recovered

@@ -194,11 +194,13 @@ def _write(
 ) -> dict[Path, Exception]:
     """Write layer and report; what went wrong, by file, so that the verdict can be told before."""
     import mhalearn as mha
+    from mhalearn.report.terminal import Progress
 
     def write_report(path: Path) -> None:
         # The report names the file, so that its command can be run again.
         settings = estimator.solution_.settings | {"examples": " ".join(map(str, sources))}
-        mha.write_report(dataclasses.replace(estimator.solution_, settings=settings), path)
+        with Progress().during("writing the report"):
+            mha.write_report(dataclasses.replace(estimator.solution_, settings=settings), path)
 
     failures: dict[Path, Exception] = {}
     for path, write in ((out, estimator.layer_.save), (report, write_report)):

@@ -9,6 +9,8 @@ import math
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import IO
 
@@ -70,6 +72,13 @@ class Progress:
             self._live.console.print(finished(event))
             self._live.refresh()
 
+    @contextmanager
+    def during(self, stage: str) -> Iterator[None]:
+        """The line of work that tells no events."""
+        with self:
+            self.on_event(Event(stage, 0, math.nan, 0.0))
+            yield
+
     def line(self) -> Text:
         """The line as it stands now."""
         event, now = self._event, time.monotonic()
@@ -82,7 +91,9 @@ class Progress:
                 (clock(event.seconds + now - self._told), ""),
             ]
         else:
-            parts = [(event.stage, "bold"), (_how_far(event), "")]
+            parts = [(event.stage, "bold")]
+            if said := _how_far(event):
+                parts.append((said, ""))
             if math.isfinite(event.loss) and event.loss >= 0:
                 parts.append((f"residual {math.sqrt(event.loss):.1e}", "cyan"))
             parts.append((clock(event.seconds + now - self._told), ""))
@@ -106,11 +117,11 @@ def finished(event: Event) -> Text:
 
 
 def _how_far(event: Event) -> str:
-    """A percentage where the event knows what it is a part of, a step where not."""
+    """A percentage where the event knows what it is a part of, else its step, once there is one."""
     total = event.data.get("of")
     if isinstance(total, (int, float)) and total > 0:
         return f"{min(1.0, event.step / total):.0%}"
-    return f"step {event.step}"
+    return f"step {event.step}" if event.step else ""
 
 
 def _one_line(parts: list[tuple[str, str]]) -> Text:
