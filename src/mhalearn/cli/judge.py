@@ -11,7 +11,7 @@ import typer
 from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.exit_codes import Exit, guarded
 from mhalearn.cli.options import Inputs, Json, LayerFile, Mask, Outputs
-from mhalearn.cli.output import print_facts, print_json, print_table, print_verdict
+from mhalearn.cli.output import print_facts, print_json, print_table, print_verdict, say_certificate
 
 if TYPE_CHECKING:
     from mhalearn.judge.certificate import Certificate
@@ -65,7 +65,7 @@ def certify_command(
             {
                 "relative error": f"{certificate.relative_mse:.1e} squared, "
                 f"{certificate.n_examples} examples",
-                "certificate": certificate.statement,
+                "certificate": say_certificate(certificate),
             }
             | (beware if circular else {}),
         )

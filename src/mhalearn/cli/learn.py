@@ -16,7 +16,7 @@ from mhalearn.cli.distributed import join
 from mhalearn.cli.exit_codes import Exit, Stopped, guarded
 from mhalearn.cli.fit import fit
 from mhalearn.cli.options import Inputs, Json, Mask, Outputs, Seed, check_outputs
-from mhalearn.cli.output import print_json, print_verdict, say_heads, times
+from mhalearn.cli.output import print_json, print_verdict, say_certificate, say_heads, times
 from mhalearn.learners.options import PLANS
 from mhalearn.learners.registry import AUTO, BUILTIN, list_learners
 
@@ -254,7 +254,7 @@ class Learned(NamedTuple):
         }
         if certificate is not None:
             facts["held-out error"] = f"{certificate.relative_mse:.1e} relative squared"
-            facts["certificate"] = certificate.statement
+            facts["certificate"] = say_certificate(certificate)
             for i, words in enumerate(() if certificate.span is None else certificate.span.words):
                 facts["open" if i == 0 else " " * i] = words
         if self.report is not None:

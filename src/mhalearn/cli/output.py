@@ -37,6 +37,15 @@ def print_verdict(name: str, reason: str, facts: Mapping[str, str]) -> None:
     print_facts(facts)
 
 
+def say_certificate(certificate: Any) -> str:
+    """What a certificate promises, and what would make it promise more."""
+    from mhalearn.judge.tail_bound import say_needed
+
+    found = certificate
+    more = "" if found.refitted else say_needed(found.n_exceeding, found.tail_bound, found.delta)
+    return " ".join(filter(None, [found.statement, more]))
+
+
 def print_facts(facts: Mapping[str, str]) -> None:
     from rich.table import Table
     from rich.text import Text

@@ -7,6 +7,8 @@ from scipy.stats import beta
 
 from mhalearn._runtime.types import Float64
 
+# A share of inputs that is worth promising.
+ENOUGH = 0.99
 # Quantiles of the fresh examples' errors that a certificate keeps.
 _MOST_KEPT = 65
 
@@ -23,6 +25,14 @@ def count_needed(share: float, delta: float) -> int:
     """
     count = max(1, math.floor(math.log(delta) / math.log(share)))
     return count if bound_tail(0, count, delta) <= 1 - share else count + 1
+
+
+def say_needed(exceeding: int, tail: float, delta: float) -> str:
+    """What would promise more of the inputs; empty where examples exceeded, or are enough."""
+    if exceeding or not 1 - ENOUGH < tail < 1:
+        return ""
+    needed = count_needed(ENOUGH, delta)
+    return f"{needed} fresh examples, all of them below, would give {100 * ENOUGH:g} %."
 
 
 def say_share(tail: float) -> str:

@@ -11,12 +11,9 @@ from markupsafe import Markup
 from mhalearn._runtime.types import Float64
 from mhalearn.judge.certificate import Certificate
 from mhalearn.judge.open_parameters import OpenParameters
-from mhalearn.judge.tail_bound import count_needed
+from mhalearn.judge.tail_bound import say_needed
 from mhalearn.report import certainty_figures as figures
 from mhalearn.report.numbers import number
-
-# The share of inputs that people ask for.
-_ASKED = 0.99
 
 
 class Certainty(NamedTuple):
@@ -59,11 +56,8 @@ def _on_unseen(certificate: Certificate) -> Certainty:
             f"relative error above {number(certificate.threshold)}."
         ]
     if promised:
-        if certificate.tail_bound > 1 - _ASKED and not exceeding:
-            needed = count_needed(_ASKED, certificate.delta)
-            sentences.append(
-                f"{needed} fresh examples, all of them below, would give {100 * _ASKED:g} %."
-            )
+        more = say_needed(exceeding, certificate.tail_bound, certificate.delta)
+        sentences += [more] if more else []
         sentences.append(
             "This holds for inputs drawn as the fresh examples were, independent of one another "
             "and of the learning."
