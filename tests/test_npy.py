@@ -23,7 +23,9 @@ def folder(tmp_path, monkeypatch):
 
 def test_two_files_are_learned_from(folder, capsys):
     assert cli.run(["learn", "X.npy", "Y.npy", "--heads", "2", "--out", "layer.safetensors"]) == 0
-    assert "RECOVERED" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "RECOVERED" in said
+    assert "299 fresh examples, all of them below, would give 99 %." in said
     assert mha.compare(mha.load_layer("layer.safetensors"), LAYER).max_error < 1e-9
     x, y, _ = load_pair("X.npy", "Y.npy").arrays()
     np.testing.assert_array_equal(x, X)
