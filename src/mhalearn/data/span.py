@@ -24,7 +24,7 @@ def find_coordinates(
     the features. precision: of the labels. whiten: change coordinates too where tokens span the
     features, but unevenly. Cost: see `measure_span`; little where tokens are nearly isotropic.
     """
-    if architecture.attention is not None:
+    if architecture.attention is not None or not architecture.is_plain:
         return None
     read = read_tokens(examples)
     if are_nearly_isotropic(read, examples.rows):

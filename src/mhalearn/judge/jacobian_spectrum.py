@@ -15,6 +15,7 @@ from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
 from mhalearn.judge.dense_spectrum import decompose_dense, in_user_units
+from mhalearn.judge.head_spectrum import measure_heads
 from mhalearn.judge.spectrum import Parameters, Spectrum, count_null
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
@@ -24,6 +25,8 @@ from mhalearn.layer.factored import Factored
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.run.watch import Watch
+from mhalearn.solvers.head_normal_matrix import has_separate_heads
+from mhalearn.solvers.head_steps import MAX_PARAMETERS
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 from mhalearn.solvers.variable_projection import DENSE_LIMIT
 
@@ -57,6 +60,8 @@ def measure_spectrum(
     if isinstance(layer, AttentionLayer):
         architecture = (architecture or layer.architecture).with_heads(layer.n_heads)
         kind = architecture.parametrisation()
+    if has_separate_heads(kind) and kind.size() <= MAX_PARAMETERS:
+        return measure_heads(layer, examples, watch)
     if not isinstance(kind, Dense) and kind.size() <= DENSE_LIMIT:
         part = examples.sample(math.ceil(_ENOUGH * _limit(examples, kind)), seed=0)
         problem = make_problem(part, kind)

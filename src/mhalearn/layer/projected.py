@@ -59,6 +59,7 @@ class Projected(Parametrisation):
     values (m, r, v); with one of the queries, they are (m, r', h)."""
 
     architecture: Architecture
+    scales = True
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         a = self.architecture
@@ -140,12 +141,17 @@ class Projected(Parametrisation):
         for side, vectors in (("query", sides.query), ("key", sides.key)):
             if a.norm is not None:
                 vectors = a.norm(vectors, params.get(f"{side}_gain"))
-            if a.rope is not None:
-                positions = _positions(chunk)
-                last = jnp.max(jnp.where(chunk.weight > 0, positions, 0.0), axis=1)
-                vectors = a.rope.rotate(vectors, positions, last + 1.0)
-            found.append(vectors)
+            found.append(vectors if a.rope is None else self._rotate(params, side, vectors, chunk))
         return sides._replace(query=found[0], key=found[1])
+
+    def _rotate(
+        self, params: Projections, side: str, vectors: Float[Array, "b k m h"], chunk: Chunk
+    ) -> Float[Array, "b k m h"]:
+        rope = self.architecture.rope
+        assert rope is not None
+        positions = _positions(chunk)
+        last = jnp.max(jnp.where(chunk.weight > 0, positions, 0.0), axis=1)
+        return rope.rotate(vectors, positions, last + 1.0)
 
     def _weights(
         self, params: Projections, scores: Float[Array, "b k m j"], chunk: Chunk
@@ -156,14 +162,19 @@ class Projected(Parametrisation):
         if a.softcap is not None:
             logits = a.softcap * jnp.tanh(logits / a.softcap)
         if a.distance_bias is not None:
-            positions = _positions(chunk)
-            distance = positions[:, None, :] - positions[:, :, None]
-            logits = logits + a.distance_bias(distance, params.get("position_table"), a.heads)
+            logits = logits + self._distance_bias(params, chunk)
         logits = jnp.where(_allowed(chunk, a.window)[:, :, None], logits, -jnp.inf)
         if not a.sinks:
             return jax.nn.softmax(logits, axis=-1)
         sinks = jnp.broadcast_to(params["sink"][:, None], (*logits.shape[:3], 1))
         return jax.nn.softmax(jnp.concatenate([logits, sinks], axis=-1), axis=-1)[..., :-1]
+
+    def _distance_bias(self, params: Projections, chunk: Chunk) -> Float[Array, "b k m k"]:
+        a = self.architecture
+        assert a.distance_bias is not None
+        positions = _positions(chunk)
+        distance = positions[:, None, :] - positions[:, :, None]
+        return a.distance_bias(distance, params.get("position_table"), a.heads)
 
     def term_sizes(self, params: Projections, chunk: Chunk) -> Float[Array, "b k e"]:
         p, _, values = self.attend(params, chunk)
@@ -175,12 +186,27 @@ class Projected(Parametrisation):
     def to_layer(self, params: Projections, units: Units) -> ProjectedLayer:
         from mhalearn.layer.projected_layer import ProjectedLayer
 
-        return ProjectedLayer(self.architecture, jax.tree.map(np.asarray, params))
+        factors = self.unit_factors(units)
+        found = {name: np.asarray(leaf) * factors.get(name, 1.0) for name, leaf in params.items()}
+        return ProjectedLayer(self.architecture, found)
 
     def from_layer(self, layer: Layer, units: Units) -> Params:
         """All parameters of the class: biases that the layer is without are zero."""
+        factors = self.unit_factors(units)
         zeros = {name: np.zeros(shape) for name, shape in self.shapes().items()}
-        return zeros | layer.params
+        return zeros | {
+            name: leaf / factors.get(name, 1.0) for name, leaf in layer.params.items()
+        }
+
+    def unit_factors(self, units: Units) -> dict[str, float]:
+        """What parameters in solver units are multiplied by in the user's, where not by one: those
+        that meet tokens, and those that make labels."""
+        latent, names = self.architecture.latent, ["query", "key", "value"]
+        if latent is not None:
+            first = "query" if latent.query_rank is None else "query_latent"
+            names = [first, "latent", "rotary_key"]
+        met = dict.fromkeys(names, 1 / units.x_scale)
+        return met | dict.fromkeys(("out", "out_bias"), units.y_scale)
 
     def size(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes().values())

@@ -100,7 +100,10 @@ class Rope:
             stretched = self._scaling.stretched(self.base, size, length)
         frequencies = self.frequencies(head_dim) if stretched is None else stretched[:, None]
         angles = (positions[..., None] * frequencies)[:, :, None]
-        cosine, sine = self.magnitude * jnp.cos(angles), self.magnitude * jnp.sin(angles)
+        cosine, sine = (
+            (self.magnitude * part).astype(vectors.dtype)
+            for part in (jnp.cos(angles), jnp.sin(angles))
+        )
         real, imaginary = self.pairs(head_dim)
         x, y = vectors[..., real], vectors[..., imaginary]
         turned = vectors.at[..., real].set(x * cosine - y * sine)

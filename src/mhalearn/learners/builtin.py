@@ -27,6 +27,8 @@ class _SoftmaxOnly(Learner):
     """A learner that is written for softmax heads, by their matrices."""
 
     def supports(self, architecture: Architecture) -> str | None:
+        if extras := architecture.extras():
+            return f"{', '.join(extras)}: method {self.name!r} does not know such heads; use newton"
         if architecture.attention is None:
             return None
         return f"method {self.name!r} learns softmax heads and no other attention; use newton"
@@ -42,6 +44,11 @@ class Newton(Learner):
     counts_heads = True
     accepts_start = True
     whitens = True
+
+    def supports(self, architecture: Architecture) -> str | None:
+        if architecture.is_plain or architecture.n_heads is not None:
+            return None
+        return f"n_heads is open, which heads with {architecture.extras()[0]} need: give a number"
 
     def learn(
         self, examples: Examples, architecture: Architecture, run: Run, options: NewtonOptions

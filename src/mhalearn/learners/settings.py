@@ -84,11 +84,6 @@ def check_settings(settings: Settings, examples: Examples) -> None:
 
 def check_supported(learner: Learner, architecture: Architecture) -> None:
     """Reject classes of layers that a learner does not know, in its own words."""
-    if extras := architecture.extras():
-        raise ValueError(
-            f"{', '.join(extras)}: heads with these can be made, read and compared, but no method "
-            "learns them yet; leave them out only if the layer has none"
-        )
     if (reason := learner.supports(architecture)) is not None:
         raise ValueError(reason)
 

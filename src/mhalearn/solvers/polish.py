@@ -13,6 +13,7 @@ from mhalearn.layer.base import Layer
 from mhalearn.layer.dense import Dense
 from mhalearn.layer.factored import Factored
 from mhalearn.layer.parametrisation import Parametrisation, Params
+from mhalearn.layer.projected import Projected
 from mhalearn.run.run import Run
 from mhalearn.solvers.damping import ROUNDING
 from mhalearn.solvers.gauss_newton import (
@@ -31,6 +32,7 @@ from mhalearn.solvers.gauss_newton import (
     reset_damping,
     take_step,
 )
+from mhalearn.solvers.head_steps import descend_with_normal_matrix, may_form_normal_matrix
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 # Unknowns of Theta up to which a few direct steps are worth their price, to finish what is nearly
@@ -105,6 +107,8 @@ def minimise(
     Cost: some tens of forward passes a step, some hundred where nothing is eliminated.
     """
     whole = problem if whole is None else whole
+    if may_form_normal_matrix(problem):
+        return _descend_heads(params, problem, run, stage, max_steps)
     if not (_may_eliminate(problem) or _may_eliminate(whole)):
         gears = _list_gears(problem.parametrisation)
         return _descend(params, problem, run, gears, stage, max_steps, whole)[0]
@@ -118,6 +122,16 @@ def minimise(
     if found.loss < ROUNDING or run.is_over():
         return found
     return _descend(found.params, whole, run, [FINISHING], stage, max_steps, whole)[0]
+
+
+def _descend_heads(
+    params: Params, problem: Problem, run: Run, stage: str, max_steps: int
+) -> Minimum:
+    """Plain steps as long as they are solved for; then those that begin with J^T J."""
+    found, _ = _descend(params, problem, run, [CUT_SHORT], stage, max_steps, problem)
+    if run.is_over() or not ROUNDING < found.loss < np.inf:
+        return found
+    return Minimum(*descend_with_normal_matrix(found.params, problem, run, stage=stage))
 
 
 def _descend(
@@ -220,10 +234,11 @@ def polish_on(
     run: Run,
 ) -> Polished:
     """`polish` on examples within an architecture; what already fits to rounding stays as it is,
-    where heads are moved by their factors."""
+    where heads are moved by their factors or projections."""
     architecture = architecture.with_heads(layer.n_heads)
     parametrisation = architecture.parametrisation()
-    if isinstance(parametrisation, Factored) and architecture.contains(layer):
+    by_factors = isinstance(parametrisation, Factored | Projected)
+    if by_factors and architecture.contains(layer):
         loss = relative_error(layer, examples)
         if loss < ROUNDING:
             return Polished(layer, loss, True)

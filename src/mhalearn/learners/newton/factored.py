@@ -210,7 +210,7 @@ def anneal_factors(
     Returns the loss on the last of them too.
     """
     progress = np.arange(steps) / steps
-    first = _critical_penalty(problem) if penalised else 0.0
+    first = critical_penalty(problem) if penalised else 0.0
     strengths = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
     top = _RATE / problem.d**0.5 * (1.0 if penalised else _SLOWER)
     tokens = _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH
@@ -229,7 +229,7 @@ def anneal_factors(
 
 
 @in_float64
-def _critical_penalty(problem: Problem) -> float:
+def critical_penalty(problem: Problem) -> float:
     """The penalty up to which heads that attend evenly stay at zero.
 
     With uniform attention the labels are x_mean C D, and zero is a minimum while the penalty is

@@ -27,6 +27,7 @@ from mhalearn.learners.newton.head_count import choose_heads
 from mhalearn.learners.newton.head_exchange import exchange_heads, keep_better, rescale_prior
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
 from mhalearn.learners.newton.parametrised import learn_parametrised
+from mhalearn.learners.newton.projected import learn_projected
 from mhalearn.learners.newton.starts import Scales, estimate_scales, random_starts
 from mhalearn.learners.options import NewtonOptions, Round
 from mhalearn.run.checkpoint import generator_from, generator_words
@@ -106,6 +107,8 @@ def learn_newton(
 
     if architecture.attention is not None:
         return learn_parametrised(examples, architecture, exact, run)
+    if not architecture.is_plain:
+        return learn_projected(examples, architecture, exact, run)
     if architecture.prefers_factors:
         return learn_factored(examples, architecture, exact, run)
     if architecture.n_heads is None:

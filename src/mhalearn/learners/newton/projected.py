@@ -1,0 +1,178 @@
+"""Heads as decoders have them: Adam on a student with surplus heads, then Gauss-Newton.
+
+As for many narrow heads (`factored`), a penalty on the projections starts where it keeps all heads
+at zero and fades. What is left of the student descends in a wider class, in which positions are
+numbers to be learned (`layer.relaxed`), and is read back from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.seeds import Stream, generator
+from mhalearn._runtime.types import Float64
+from mhalearn.data import Examples
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
+from mhalearn.layer.batches import in_one_chunk
+from mhalearn.layer.distinct_heads import Heads, fill_with_heads, keep_distinct_heads
+from mhalearn.layer.parametrisation import Params
+from mhalearn.layer.position_bias import Alibi
+from mhalearn.layer.projected import Projected
+from mhalearn.layer.relaxed import Relaxed
+from mhalearn.learners.newton.factored import critical_penalty
+from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
+from mhalearn.run.outcome import Candidate, Outcome
+from mhalearn.run.run import Run
+from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, anneal, cosine_rates
+from mhalearn.solvers.gauss_newton import JOINT, has_converged, init_state, take_step
+from mhalearn.solvers.polish import minimise
+from mhalearn.solvers.scaled_problem import Problem, make_problem
+
+# Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much.
+_RATE, _FADING, _FADED = 0.08, 0.6, 1e-5
+_BLOCK, _STEPS, _BATCH = 100, 1500, 2**10
+_ATTEMPTS = 6
+# Heads whose patterns differ by less are one; a W this far below the largest is none.
+_ALIKE, _SMALL = 0.1, 0.05
+# Examples whose patterns are compared.
+_COMPARED = 32
+# Steps in the wider class at most; the losses at which positions are read, and from which on they
+# can be where steps leave more than the last share of it.
+_WIDER_STEPS, _READ, _READABLE, _LITTLE = 40, 1e-18, 1e-6, 0.5
+# Parameters that the penalty shrinks.
+_SHRUNK = ("query", "key", "value", "out")
+
+
+def learn_projected(
+    examples: Examples, architecture: Architecture, exact: float, run: Run
+) -> Candidate:
+    """Attempts, each with more surplus heads and more patience, until one explains held-out
+    examples exactly.
+
+    Cost: a forward and a backward pass over a batch a step of Adam; some hundred passes over the
+    examples a step of Gauss-Newton. Trust: a heuristic.
+    """
+    guess = architecture.with_heads(architecture.n_heads or architecture.usual_heads())
+    train, select = split_for_selection(examples, guess, run.seed)
+    problem = make_problem(train, Projected(guess))
+    selection = ModelSelection(problem, select, run)
+    most = None if architecture.n_heads is None else guess.groups
+    for attempt in range(_ATTEMPTS):
+        name = f"attempt {attempt + 1}"
+        if not run.checkpoint.begun(name) and (selection.loss < exact or run.is_over()):
+            break
+        with run.checkpoint.within(name):
+            layer = learn_once(problem, run, most=most, attempt=attempt)
+            if layer is not None:
+                selection.offer(layer)
+        run.checkpoint.record(name, 1, now=True)
+    if selection.layer is None:
+        start = Projected(guess).init(np.random.default_rng(run.seed))
+        selection.offer(problem.to_layer(start))
+        return selection.candidate(Outcome.TIME_LIMIT if run.is_over() else Outcome.NONFINITE)
+    late = run.is_over() and selection.loss >= exact
+    return selection.candidate(Outcome.TIME_LIMIT if late else Outcome.FITTED)
+
+
+def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) -> Layer | None:
+    """A student, its descent, what is distinct of it, and that polished; None: it diverged.
+
+    most: groups of heads to keep at most, None where their number is open.
+    """
+    stage, rng = f"attempt {attempt + 1}", generator(run.seed, Stream.PROJECTED_STARTS, attempt)
+    asked = problem.architecture
+    each, surplus = asked.heads // asked.groups, max(2, asked.groups // 4) * (attempt + 1)
+    groups = asked.groups + surplus
+    wider = replace(asked, n_heads=groups * each, kv_heads=groups if each > 1 else None)
+    kind = Relaxed(wider)
+    start = kind.relax(Projected(wider).init(rng), slopes=_spread_slopes(asked, wider.heads))
+    steps = _STEPS * (attempt + 1)
+    student, _ = anneal_student(start, replace(problem, parametrisation=kind), run, steps, rng, stage)
+    if not all(np.isfinite(leaf).all() for leaf in student.values()):
+        return None
+    patterns = _patterns(kind, student, problem)
+    heads = keep_distinct_heads(wider, student, patterns, alike=_ALIKE, small=_SMALL, most=most)
+    run.emit(stage, detail=f"{heads.architecture.heads} of {wider.heads} heads are distinct")
+    if most is not None:
+        heads = fill_with_heads(heads, {name: np.asarray(leaf) for name, leaf in start.items()}, most)
+    return polish_heads(heads, problem, run, stage)
+
+
+def polish_heads(heads: Heads, problem: Problem, run: Run, stage: str) -> Layer:
+    """Descend in the wider class, read positions, and descend in the class that was asked for."""
+    kind = Relaxed(heads.architecture)
+    narrow = replace(problem, parametrisation=Projected(heads.architecture))
+    params: Params = heads.params
+    if kind.frees_any:
+        wide = replace(problem, parametrisation=kind)
+        params = kind.read(descend_wider(params, wide, run, f"{stage}, positions learned"))
+    found = minimise(_on_device(params), narrow, run, stage=f"{stage}, polish")
+    layer: Layer = narrow.to_layer(found.params)
+    return layer
+
+
+def descend_wider(params: Params, problem: Problem, run: Run, stage: str) -> dict[str, Float64]:
+    """Gauss-Newton until positions can be read, or steps gain little."""
+    state = init_state(jax.tree.map(lambda leaf: np.asarray(leaf)[None], params))
+    loss = float("inf")
+    for step in range(_WIDER_STEPS):
+        before = loss
+        state = take_step(state, problem, JOINT)
+        loss = float(state.loss[0])
+        run.emit(stage, step, loss)
+        slow = _LITTLE * before < loss < _READABLE
+        if loss < _READ or slow or has_converged(state).all() or run.is_over():
+            break
+    return {name: np.asarray(leaf)[0] for name, leaf in state.params.items()}
+
+
+@in_float64
+def anneal_student(
+    params: Params, problem: Problem, run: Run, steps: int, rng: np.random.Generator, stage: str
+) -> tuple[dict[str, Float64], float]:
+    """Adam in single precision on random examples, while the penalty fades."""
+    progress = np.arange(steps) / steps
+    first = critical_penalty(problem)
+    strengths = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
+    batch = -(-_BATCH * problem.count_sequences() // problem.rows)
+    walk = anneal(
+        jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], params),
+        problem,
+        run,
+        Schedule(cosine_rates(_RATE / problem.d**0.5, steps), strengths),
+        FirstOrderOptions(block=_BLOCK, batch=batch, single=True),
+        stage=stage,
+        weights={name: float(name in _SHRUNK) for name in params},
+        rng=rng,
+    )
+    found = {name: np.asarray(leaf[0], np.float64) for name, leaf in walk.params.items()}
+    return found, float(walk.loss[0])
+
+
+@in_float64
+def _patterns(kind: Projected, params: Params, problem: Problem) -> Float64:
+    """What heads do on a few examples, zeros where rows pad: (n, k, m, k)."""
+    data = in_one_chunk(problem.data, problem.devices)
+    few = jax.tree.map(lambda leaf: leaf[:_COMPARED], data)
+    p = kind.attend(_on_device(params), few).p
+    return np.asarray(p * few.weight[:, :, None, None])
+
+
+@in_float64
+def _on_device(params: Params) -> Params:
+    return {name: jnp.asarray(leaf) for name, leaf in params.items()}
+
+
+def _spread_slopes(asked: Architecture, heads: int) -> Float64 | None:
+    """For so many heads, over the range of those asked for."""
+    if not isinstance(asked.distance_bias, Alibi):
+        return None
+    known = np.sort(np.log(asked.distance_bias.slopes(asked.heads)))
+    places = np.linspace(0, len(known) - 1, heads)
+    return np.exp(np.interp(places, np.arange(len(known)), known))
