@@ -289,10 +289,10 @@ def test_positions_are_integers_one_a_token(bad):
     ],
     ids=str,
 )
-def test_no_method_learns_such_heads_silently_as_others(given):
+def test_methods_for_softmax_heads_refuse_such_heads_by_name(given):
     x = np.random.default_rng(0).standard_normal((8, 4, 4))
-    with pytest.raises(ValueError, match=f"^{next(iter(given))}: .* no method learns them yet"):
-        mha.AttentionRegressor(2, head_dim=2, **given).fit(x, x)
+    with pytest.raises(ValueError, match=f"^{next(iter(given))}: .* use newton"):
+        mha.AttentionRegressor(2, "adam", head_dim=2, **given).fit(x, x)
 
 
 @pytest.mark.parametrize("name", ["Qwen2", "everything", "biases"])

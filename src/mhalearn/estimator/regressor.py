@@ -55,7 +55,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     bias: learn a key-side vector a head and an output bias. causal: tokens see no later token.
     residual: labels hold a residual path, y = x + F(x): F is learned, and `predict` adds x again.
     kv_heads, rope, window, sinks, softcap, qk_norm, position_bias: what heads have beside a Theta
-        and a W, as in `Architecture`. No method learns such heads yet: `fit` refuses them by name.
+        and a W, as in `Architecture`; method "newton" learns them, given n_heads and head_dim.
     attention: a kind of attention of your own, a class of `mhalearn.layer.parametrisation.
         Parametrisation`, in place of softmax heads.
     polish: descend to machine precision after the learner.
@@ -243,7 +243,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             "random_state": int(self.random_state),
             "examples": blake2b(survey.hashes.tobytes(), digest_size=16).hexdigest(),
         }
-        kind = None if self.attention is None else self._architecture.parametrisation()
+        plain = self.attention is None and self._architecture.is_plain
+        kind = None if plain else self._architecture.parametrisation()
         checkpoint = Checkpoint.open(
             self.checkpoint, run, self._seen, resume=self.resume, kind=kind
         )

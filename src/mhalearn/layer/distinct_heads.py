@@ -94,7 +94,9 @@ def _norms(params: dict[str, Float64], each: int) -> Float64:
     return np.linalg.norm(value @ params["out"], axis=(1, 2))
 
 
-def _merge_copies(params: dict[str, Float64], patterns: Float64, alike: float, small: float) -> None:
+def _merge_copies(
+    params: dict[str, Float64], patterns: Float64, alike: float, small: float
+) -> None:
     """The largest of heads that attend alike gets the sum of their W, the others nothing."""
     sizes = _norms(params, 1)
     order = [int(i) for i in np.argsort(-sizes, kind="stable") if sizes[i] > small * sizes.max()]

@@ -194,9 +194,7 @@ class Projected(Parametrisation):
         """All parameters of the class: biases that the layer is without are zero."""
         factors = self.unit_factors(units)
         zeros = {name: np.zeros(shape) for name, shape in self.shapes().items()}
-        return zeros | {
-            name: leaf / factors.get(name, 1.0) for name, leaf in layer.params.items()
-        }
+        return zeros | {name: leaf / factors.get(name, 1.0) for name, leaf in layer.params.items()}
 
     def unit_factors(self, units: Units) -> dict[str, float]:
         """What parameters in solver units are multiplied by in the user's, where not by one: those

@@ -1,4 +1,4 @@
-"""Projected heads whose positions are numbers to be learned: a wider class that is easier to search.
+"""Projected heads whose positions are numbers to be learned: a wider class, easier to search.
 
 Rotation by slow frequencies is hardly seen in short sequences, so that dimensions of one frequency
 turn into those of another along curved valleys, on which descent crawls. Where each group's keys
@@ -18,8 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.layer.batches import Chunk
+from mhalearn.layer.parametrisation import Params
 from mhalearn.layer.position_bias import Alibi
 from mhalearn.layer.projected import Projected, Projections, _positions
 
@@ -27,13 +29,19 @@ from mhalearn.layer.projected import Projected, Projections, _positions
 @dataclass(frozen=True)
 class Relaxed(Projected):
     """`Projected`, with a matrix "turn" (g, h, h) in place of rotations, where no norm fixes the
-    basis, and a number "slope" (m,) in place of each head's slope. Positions are 0 to k - 1."""
+    basis, and a number "slope" (m,) in place of each head's slope.
+
+    frees: whether anything is relaxed; where tokens bring their positions, nothing is."""
+
+    frees: bool = True
 
     @property
     def frees_rotation(self) -> bool:
         """Whether rotations are by one matrix a position, whatever the length of a sequence."""
         rope, norm = self.architecture.rope, self.architecture.norm
-        if rope is None or norm is not None:
+        if rope is None or norm is not None or self.architecture.latent is not None:
+            return False
+        if not self.frees:
             return False
         scaling = rope._scaling
         size = rope.rotated(self.architecture.qk_rank)
@@ -41,7 +49,7 @@ class Relaxed(Projected):
 
     @property
     def frees_slopes(self) -> bool:
-        return isinstance(self.architecture.distance_bias, Alibi)
+        return self.frees and isinstance(self.architecture.distance_bias, Alibi)
 
     @property
     def frees_any(self) -> bool:
@@ -56,18 +64,22 @@ class Relaxed(Projected):
             shapes["slope"] = (a.heads,)
         return shapes
 
-    def relax(self, params: Mapping[str, Float64], slopes: Float64 | None = None) -> Projections:
+    @in_float64
+    def relax(self, params: Params, slopes: Float64 | None = None) -> Projections:
         """The same function in the wider class; slopes: to start from, the architecture's own
         unless given."""
         a = self.architecture
         found = {name: jnp.asarray(leaf) for name, leaf in params.items()}
         if self.frees_rotation:
             found["turn"] = jnp.asarray(np.tile(self._rotation(), (a.groups, 1, 1)))
-        if isinstance(a.distance_bias, Alibi):
-            found["slope"] = jnp.asarray(a.distance_bias.slopes(a.heads) if slopes is None else slopes)
+        if self.frees_slopes:
+            assert isinstance(a.distance_bias, Alibi)
+            found["slope"] = jnp.asarray(
+                a.distance_bias.slopes(a.heads) if slopes is None else slopes
+            )
         return found
 
-    def read(self, params: Projections) -> dict[str, Float64]:
+    def read(self, params: Params) -> dict[str, Float64]:
         """The nearest parameters of `Projected`: of a matrix that turns keys, the eigenvectors by
         the frequencies that eigenvalues are next to; of heads, the order of their slopes.
 
@@ -130,7 +142,16 @@ class Relaxed(Projected):
         known = np.log(bias.slopes(a.heads))
         found = np.log(np.maximum(slope, 0.1 * np.exp(known.min())))
         _, order = linear_sum_assignment((known[:, None] - found[None]) ** 2)
-        for name in ("query", "key", "value", "out", "query_bias", "key_bias", "value_bias", "sink"):
+        for name in (
+            "query",
+            "key",
+            "value",
+            "out",
+            "query_bias",
+            "key_bias",
+            "value_bias",
+            "sink",
+        ):
             if name in params:
                 params[name] = params[name][order]
 

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from mhalearn._runtime import devices, storage
 from mhalearn._runtime.locks import locked
 from mhalearn._runtime.programs import in_float64
-from mhalearn.layer.base import Layer, ParametrisedLayer
+from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation
+from mhalearn.layer.units import Units
 
 StateArrays = dict[str, NDArray[Any]]
 
@@ -337,7 +338,7 @@ def from_arrays(arrays: Mapping[str, Any], kind: Parametrisation | None = None) 
             for name, leaf in arrays.items()
             if name.startswith(_PARAMETER)
         }
-        return ParametrisedLayer(kind, {name: named[name] for name in kind.shapes()})
+        return kind.to_layer({name: named[name] for name in kind.shapes()}, Units())
     biases = arrays.get("key_vector"), arrays.get("out_bias")
     return AttentionLayer(arrays["theta"], arrays["w"], *biases, bool(arrays["causal"]))
 

@@ -196,9 +196,7 @@ def _jacobians(
     return z.reshape(m, b * k, h), jacobian.reshape(m, b * k, h, -1)
 
 
-def _assemble(
-    sums: Any, params: Params, places: dict[str, Any], where: list[Any]
-) -> Float64:
+def _assemble(sums: Any, params: Params, places: dict[str, Any], where: list[Any]) -> Float64:
     """All blocks in their places."""
     between, with_values, values = sums
     out = np.asarray(params["out"])
@@ -215,11 +213,11 @@ def _assemble(
     if "out_bias" in places:
         behind = np.concatenate([behind, places["out_bias"][None]])
     used = len(behind)
-    for i in range(m):
-        cross = np.einsum("vhp,he->vep", with_values[i][:used], out[i])
+    for own, seen, o in zip(index, with_values, out, strict=True):
+        cross = np.einsum("vhp,he->vep", seen[:used], o)
         rows = behind.ravel()
-        matrix[np.ix_(rows, index[i])] += cross.reshape(-1, len(index[i]))
-        matrix[np.ix_(index[i], rows)] += cross.reshape(-1, len(index[i])).T
+        matrix[np.ix_(rows, own)] += cross.reshape(-1, len(own))
+        matrix[np.ix_(own, rows)] += cross.reshape(-1, len(own)).T
     for column in range(e):
         matrix[np.ix_(behind[:, column], behind[:, column])] += values[:used, :used]
     return matrix

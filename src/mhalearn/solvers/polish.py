@@ -46,6 +46,8 @@ _STATIONARY = 1e-6
 # and those columns at most, for their Gram matrix is formed, and another's eigenvectors.
 _ROWS_A_COLUMN = 4
 _MOST_COLUMNS_CPU, _MOST_COLUMNS = 1280, 6144
+# Parameters of projected heads up to which J^T J is formed at once.
+_FEW_PARAMETERS = 1024
 
 
 def max_direct_unknowns() -> int:
@@ -128,6 +130,8 @@ def _descend_heads(
     params: Params, problem: Problem, run: Run, stage: str, max_steps: int
 ) -> Minimum:
     """Plain steps as long as they are solved for; then those that begin with J^T J."""
+    if problem.parametrisation.size() <= _FEW_PARAMETERS:  # not worth another program
+        return Minimum(*descend_with_normal_matrix(params, problem, run, stage=stage))
     found, _ = _descend(params, problem, run, [CUT_SHORT], stage, max_steps, problem)
     if run.is_over() or not ROUNDING < found.loss < np.inf:
         return found

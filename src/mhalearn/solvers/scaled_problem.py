@@ -134,7 +134,7 @@ def make_problem(examples: Examples, parametrisation: Parametrisation) -> Proble
     inside = np.arange(k) < lengths[:, None]
     rows, x_squares, y_squares = _sums(x, y, inside, processes)
     x_scale = y_scale = 1.0
-    if parametrisation.scales:
+    if parametrisation.scales and not examples.columns.marked:  # a mark is no feature
         x_scale = _power_of_two_near(np.sqrt(x_squares / (rows * d)))
         y_scale = _power_of_two_near(np.sqrt(y_squares / (rows * out_dim)))
     sequences = None

@@ -8,18 +8,19 @@ numbers to be learned (`layer.relaxed`), and is read back from it.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.programs import compiled, in_float64
 from mhalearn._runtime.seeds import Stream, generator
-from mhalearn._runtime.types import Float64
+from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
-from mhalearn.layer.batches import in_one_chunk
+from mhalearn.layer.batches import Chunk, in_one_chunk
 from mhalearn.layer.distinct_heads import Heads, fill_with_heads, keep_distinct_heads
 from mhalearn.layer.parametrisation import Params
 from mhalearn.layer.position_bias import Alibi
@@ -37,7 +38,8 @@ from mhalearn.solvers.scaled_problem import Problem, make_problem
 # Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much.
 _RATE, _FADING, _FADED = 0.08, 0.6, 1e-5
 _BLOCK, _STEPS, _BATCH = 100, 1500, 2**10
-_ATTEMPTS = 6
+# Attempts at most; two that end this near each other have found the same minimum.
+_ATTEMPTS, _SAME = 4, 0.1
 # Heads whose patterns differ by less are one; a W this far below the largest is none.
 _ALIKE, _SMALL = 0.1, 0.05
 # Examples whose patterns are compared.
@@ -67,10 +69,13 @@ def learn_projected(
         name = f"attempt {attempt + 1}"
         if not run.checkpoint.begun(name) and (selection.loss < exact or run.is_over()):
             break
+        before = selection.loss
         with run.checkpoint.within(name):
             layer = learn_once(problem, run, most=most, attempt=attempt)
             if layer is not None:
                 selection.offer(layer)
+        if (1 - _SAME) * before < selection.loss < before:
+            break
         run.checkpoint.record(name, 1, now=True)
     if selection.layer is None:
         start = Projected(guess).init(np.random.default_rng(run.seed))
@@ -90,23 +95,27 @@ def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) ->
     each, surplus = asked.heads // asked.groups, max(2, asked.groups // 4) * (attempt + 1)
     groups = asked.groups + surplus
     wider = replace(asked, n_heads=groups * each, kv_heads=groups if each > 1 else None)
-    kind = Relaxed(wider)
+    kind = Relaxed(wider, frees=problem.data.positions is None)
     start = kind.relax(Projected(wider).init(rng), slopes=_spread_slopes(asked, wider.heads))
     steps = _STEPS * (attempt + 1)
-    student, _ = anneal_student(start, replace(problem, parametrisation=kind), run, steps, rng, stage)
+    student, _ = anneal_student(
+        start, replace(problem, parametrisation=kind), run, steps, rng, stage
+    )
     if not all(np.isfinite(leaf).all() for leaf in student.values()):
         return None
     patterns = _patterns(kind, student, problem)
     heads = keep_distinct_heads(wider, student, patterns, alike=_ALIKE, small=_SMALL, most=most)
     run.emit(stage, detail=f"{heads.architecture.heads} of {wider.heads} heads are distinct")
     if most is not None:
-        heads = fill_with_heads(heads, {name: np.asarray(leaf) for name, leaf in start.items()}, most)
+        heads = fill_with_heads(
+            heads, {name: np.asarray(leaf) for name, leaf in start.items()}, most
+        )
     return polish_heads(heads, problem, run, stage)
 
 
 def polish_heads(heads: Heads, problem: Problem, run: Run, stage: str) -> Layer:
     """Descend in the wider class, read positions, and descend in the class that was asked for."""
-    kind = Relaxed(heads.architecture)
+    kind = Relaxed(heads.architecture, frees=problem.data.positions is None)
     narrow = replace(problem, parametrisation=Projected(heads.architecture))
     params: Params = heads.params
     if kind.frees_any:
@@ -160,8 +169,12 @@ def _patterns(kind: Projected, params: Params, problem: Problem) -> Float64:
     """What heads do on a few examples, zeros where rows pad: (n, k, m, k)."""
     data = in_one_chunk(problem.data, problem.devices)
     few = jax.tree.map(lambda leaf: leaf[:_COMPARED], data)
-    p = kind.attend(_on_device(params), few).p
-    return np.asarray(p * few.weight[:, :, None, None])
+    return np.asarray(_attend(_on_device(params), few, kind))
+
+
+@partial(compiled, static_argnums=2)
+def _attend(params: Params, chunk: Chunk, kind: Projected) -> Float[Array, "b k m j"]:
+    return kind.attend(params, chunk).p * chunk.weight[:, :, None, None]
 
 
 @in_float64
