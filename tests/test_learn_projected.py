@@ -99,7 +99,9 @@ def test_positions_are_read_from_any_basis_of_the_wider_class(given):
         params["query"][g * each : (g + 1) * each] @= inverse
         params["turn"][g] = basis @ params["turn"][g] @ inverse
     assert loss_of(params, problem) < 1e-20
-    found = mha.ProjectedLayer(a, kind.read(params))
+    with float64():
+        read = jax.tree.map(jnp.asarray, kind.read(params))
+    found = Projected(a).to_layer(read, problem.units)
     assert mha.compare(found, layer).max_error < 1e-9
 
 
