@@ -32,7 +32,7 @@ def record_small(layer: int, fit: int, other: int, seed: int = 0) -> tuple[Recor
     layer, not the language.
     """
     params = trained(seed)
-    numbers, lengths = _sequences()
+    numbers, lengths = word_sequences()
     truth, found = _layer_of(params, layer), []
     for which in split_tokens(lengths, fit, other):
         k = int(lengths[which].max())
@@ -54,7 +54,7 @@ def trained(seed: int = 0) -> Params:
 
 
 @cache
-def _sequences() -> tuple[Any, Any]:
+def word_sequences() -> tuple[Any, Any]:
     """Words by their numbers, 1 for rare ones and 0 for what pads."""
     sentences = [sentence.lower().replace(".", " .").split() for sentence in read_sentences()]
     common = Counter(word for words in sentences for word in words).most_common(WORDS - 2)
@@ -115,7 +115,7 @@ def _run(params: Params, numbers: Any, layer: int | None = None) -> Any:
 
 
 def _train(seed: int) -> Params:
-    numbers, _ = _sequences()
+    numbers, _ = word_sequences()
     params = _init(seed)
     adam = optax.adam(optax.warmup_cosine_decay_schedule(0.0, RATE, 100, STEPS))
 

@@ -39,8 +39,8 @@ def choose_example(examples: Examples, *, held_out: bool, causal: bool) -> Shown
     length = int(lengths[chosen])
     if causal and length > _PREFIX:
         length = _PREFIX
-    if length > _MOST:
-        return None
+    if length > _MOST or (examples.columns.memory and length < examples.k):
+        return None  # rows past the tokens may hold those of a second sequence
     block = next(examples.subset([chosen]).chunks(1))
     x, y = (np.asarray(a[0, :length], np.float64) for a in (block.x, block.y))
     return ShownExample(x, y, held_out)

@@ -29,8 +29,8 @@ class PositionBias(ABC):
 
     @abstractmethod
     def __call__(
-        self, distance: Float[Array, "b k k"], table: Float[Array, "t m"] | None, heads: int
-    ) -> Float[Array, "b k m k"]:
+        self, distance: Float[Array, "b k j"], table: Float[Array, "t m"] | None, heads: int
+    ) -> Float[Array, "b k m j"]:
         """What is added; distance: the key's position less the query's."""
 
     def unknowns(self, distances: Float64) -> int:
@@ -55,8 +55,8 @@ class Alibi(PositionBias):
         return np.concatenate([slopes, between])
 
     def __call__(
-        self, distance: Float[Array, "b k k"], table: Float[Array, "t m"] | None, heads: int
-    ) -> Float[Array, "b k m k"]:
+        self, distance: Float[Array, "b k j"], table: Float[Array, "t m"] | None, heads: int
+    ) -> Float[Array, "b k m j"]:
         return -jnp.abs(distance)[:, :, None] * self.slopes(heads)[:, None]
 
 
@@ -99,8 +99,8 @@ class T5Bias(PositionBias):
         return (found + after).astype(jnp.int32)
 
     def __call__(
-        self, distance: Float[Array, "b k k"], table: Float[Array, "t m"] | None, heads: int
-    ) -> Float[Array, "b k m k"]:
+        self, distance: Float[Array, "b k j"], table: Float[Array, "t m"] | None, heads: int
+    ) -> Float[Array, "b k m j"]:
         assert table is not None
         return jnp.swapaxes(table[self.bucket(distance)], 2, 3)
 

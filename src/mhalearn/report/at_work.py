@@ -9,8 +9,10 @@ from markupsafe import Markup
 
 from mhalearn._runtime.types import Float64
 from mhalearn.judge.shown_example import ShownExample
+from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer
 from mhalearn.report import figures
 from mhalearn.report.heads import MOST_DRAWN, Match, list_order
 from mhalearn.report.numbers import number
@@ -76,7 +78,7 @@ def show_at_work(
         for values, name in zip((made, asked), names, strict=True)
     ]
     return AtWork(
-        words=_words(example, learned is not None, layer.causal)
+        words=_words(example, learned is not None, layer.architecture)
         + _compare(made, asked, names[1], residual),
         patterns=patterns,
         outputs=Shown("Output: a row for each token", drawn[0], drawn[1]),
@@ -90,6 +92,8 @@ def show_at_work(
 
 def _patterns(layer: Layer, heads: list[int], example: ShownExample) -> Float64 | None:
     """Attention weights (heads, k, k); None of a kind of attention that has no softmax heads."""
+    if isinstance(layer, ProjectedLayer):
+        return np.asarray(layer.patterns(example.x[None])[0][heads], np.float64)
     if not isinstance(layer, AttentionLayer):
         return None
     vector = layer.key_vector
@@ -101,13 +105,15 @@ def _patterns(layer: Layer, heads: list[int], example: ShownExample) -> Float64 
     return np.asarray(some.patterns(example.x[None])[0], np.float64)
 
 
-def _words(example: ShownExample, has_patterns: bool, causal: bool) -> str:
+def _words(example: ShownExample, has_patterns: bool, a: Architecture) -> str:
     which = "that no step of learning has seen" if example.held_out else "that was learned from"
     words = f"One example {which}: {_count(len(example.x), 'token')}."
     if has_patterns:
-        seen = " it and the tokens before it," if causal else " the tokens,"
+        seen = " it and the tokens before it," if a.causal else " the tokens,"
+        if a.memory is not None:
+            seen = " the tokens of the second sequence,"
         words += f" Row r of a head shows how token r spreads its attention over{seen}"
-        words += " and sums to one."
+        words += " and sums to one, less what the sink takes." if a.sinks else " and sums to one."
     return words
 
 

@@ -99,6 +99,31 @@ def outputs(values: Float64, limit: float, wide: bool, name: str, title: str) ->
         return svg(figure, name, title)
 
 
+def by_distance(learned: Float64, truth: Float64 | None, name: str, title: str) -> Markup:
+    """Numbers of a head at the distances 0, 1, ...; those of the truth as rings around them."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(_SIDE, _SIDE))
+        axes = figure.add_axes((0.24, 0.165, 0.74, 0.8))
+        places, few = np.arange(learned.size), learned.size <= _MOST_MARKS
+        if truth is not None:
+            ring = "o" if few else "--"
+            axes.plot(
+                places, truth, ring, color=SERIES[1], markersize=5.5, fillstyle="none", mew=0.9
+            )
+        axes.plot(places, learned, "o-" if few else "-", color=SERIES[0], markersize=2.8, mew=0)
+        axes.get_lines()[-1].set_linewidth(0.8)
+        values = learned if truth is None else np.concatenate([learned, truth])
+        low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
+        room = 0.06 * (high - low or 1.0)
+        axes.set_ylim(low - room * (low < 0), high + room)
+        ends = sorted({low, 0.0, high or 1.0})
+        axes.set_yticks(ends, [short(end) for end in ends])
+        axes.set_xticks([0, learned.size - 1])
+        axes.tick_params(length=0, pad=4)
+        calm(axes)
+        return svg(figure, name, title)
+
+
 def singular_values(learned: Float64, truth: Float64 | None, name: str, title: str) -> Markup:
     """The singular values of a head's matrix; those of the truth as rings around them."""
     with matplotlib.rc_context(STYLE):

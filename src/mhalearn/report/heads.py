@@ -11,8 +11,10 @@ from markupsafe import Markup
 from mhalearn._runtime.types import Float64
 from mhalearn.judge.open_parameters import OpenParameters
 from mhalearn.layer.base import Layer
+from mhalearn.layer.circuits import match_by_distance, output_matrices, theta_at
 from mhalearn.layer.comparison import Comparison, compare
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer
 from mhalearn.report import figures
 from mhalearn.report.numbers import number
 
@@ -45,7 +47,7 @@ class Head:
 class Match:
     """The truth beside the learned layer, and how far apart they are."""
 
-    truth: AttentionLayer
+    truth: AttentionLayer | ProjectedLayer
     found: Comparison
 
 
@@ -55,10 +57,15 @@ def match_heads(layer: Layer, truth: Layer, span: OpenParameters | None = None) 
     span: of the tokens, where they leave numbers of the layer open: those of the truth are then
     set to least norm, as the learned layer's are.
     """
-    if not (isinstance(layer, AttentionLayer) and isinstance(truth, AttentionLayer)):
+    known = (AttentionLayer, ProjectedLayer)
+    if not (isinstance(layer, known) and isinstance(truth, known)):
         return None
+    if isinstance(layer, AttentionLayer) and isinstance(truth, ProjectedLayer):
+        if not truth.architecture.shares_only:
+            return None
+        truth = truth.to_attention_layer()
     found = compare(layer, truth)
-    if found.comparable and span is not None:
+    if found.comparable and span is not None and isinstance(truth, AttentionLayer):
         truth = span.on_span(truth)
         found = compare(layer, truth)
     return Match(truth, found) if found.comparable else None
@@ -72,6 +79,10 @@ def list_matrices(layer: Layer, head: int) -> list[tuple[str, str, Float64]]:
     """
     if isinstance(layer, AttentionLayer):
         return [("Θ", "theta", layer.theta[head]), ("W", "w", layer.w[head])]
+    if isinstance(layer, ProjectedLayer):
+        symbol = "Θ" if layer.architecture.rope is None else "Θ(0)"
+        theta, w = theta_at(layer, 0)[head], output_matrices(layer)[head]
+        return [(symbol, "theta", theta), ("W", "w", w)]
     shown = []
     for name, leaf in layer.params.items():
         matrices = np.atleast_2d(leaf).reshape(-1, *np.atleast_2d(leaf).shape[-2:])
@@ -85,27 +96,70 @@ def list_order(layer: Layer, match: Match | None) -> list[int]:
     return list(range(layer.n_heads)) if match is None else match.found.order.tolist()
 
 
-def describe_heads(layer: Layer, match: Match | None) -> list[Head]:
-    """The first heads in pictures, more of them in numbers."""
+def describe_heads(layer: Layer, match: Match | None, tokens: int = 0) -> list[Head]:
+    """The first heads in pictures, more of them in numbers.
+
+    tokens: of an example, as far as heads whose logits depend on distances are drawn.
+    """
+    distances = tokens if layer.architecture.has_positions else 0
     heads = []
     for i, learned in enumerate(list_order(layer, match)[:MOST_LISTED]):
         matrices = list_matrices(layer, learned)
         panels: list[Panel] = []
-        for symbol, parameter, matrix in matrices if i < MOST_DRAWN else []:
-            truth = None if match is None else getattr(match.truth, parameter)[i]
+        true = None if match is None else list_matrices(match.truth, i)
+        for j, (symbol, parameter, matrix) in enumerate(matrices if i < MOST_DRAWN else []):
+            truth = None if true is None else true[j][2]
             panels += _panels(matrix, truth, symbol, f"head-{i + 1}-{parameter}")
+        if i < MOST_DRAWN and isinstance(layer, ProjectedLayer) and distances:
+            panels += _distance_panels(layer, learned, match, i, distances)
         errors = []
         if match is not None:
             errors = [("Θ", match.found.theta_errors[i]), ("W", match.found.w_errors[i])]
         heads.append(
             Head(
-                name=f"Head {i + 1}",
+                name=_name(layer if match is None else match.truth, i),
                 norms=[(symbol, float(np.linalg.norm(matrix))) for symbol, _, matrix in matrices],
                 errors=[(symbol, float(error)) for symbol, error in errors],
                 panels=panels,
             )
         )
     return heads
+
+
+def _name(layer: Layer, head: int) -> str:
+    """With the number of its keys, where heads share them."""
+    a = layer.architecture
+    if a.kv_heads is None or not isinstance(layer, ProjectedLayer):
+        return f"Head {head + 1}"
+    return f"Head {head + 1}, keys {head * a.groups // a.heads + 1}"
+
+
+def _distance_panels(
+    layer: ProjectedLayer, learned: int, match: Match | None, i: int, tokens: int
+) -> list[Panel]:
+    """The logits of a head by distance: of a token with itself, and the size of any."""
+    distances = np.arange(max(2, tokens), dtype=np.float64)
+    ours = [part[learned] for part in match_by_distance(layer, distances)]
+    true = None
+    if match is not None and isinstance(match.truth, ProjectedLayer):
+        true = [part[i] for part in match_by_distance(match.truth, distances)]
+    panels = []
+    for j, (caption, meaning) in enumerate(_BY_DISTANCE):
+        of_truth = None if true is None else true[j]
+        described = (
+            f"Head {i + 1}, {meaning} at distances 0 to {int(distances[-1])}: between "
+            f"{number(ours[j].min())} and {number(ours[j].max())}"
+        )
+        drawn = figures.by_distance(ours[j], of_truth, f"head-{i + 1}-distance-{j}", described)
+        panels.append(Panel(caption, drawn))
+    return panels
+
+
+# Captions, and what they mean in words: what `match_by_distance` returns.
+_BY_DISTANCE = (
+    ("tr Θ by distance", "mean logit of a token with itself"),
+    ("‖Θ‖ by distance", "root mean square of logits"),
+)
 
 
 def _panels(matrix: Float64, truth: Float64 | None, symbol: str, name: str) -> list[Panel]:

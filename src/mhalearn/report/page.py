@@ -20,6 +20,7 @@ from mhalearn.report import figures
 from mhalearn.report.at_work import show_at_work
 from mhalearn.report.certainty import list_certainties, list_numbers
 from mhalearn.report.descent import Stage, draw_descent, list_stages, measured_seconds
+from mhalearn.report.head_words import describe_extras
 from mhalearn.report.heads import MOST_DRAWN, describe_heads, list_matrices, match_heads
 from mhalearn.report.numbers import number, typeset
 from mhalearn.report.phases import describe_phases
@@ -108,10 +109,15 @@ def render(solution: Solution, truth: Layer | None = None) -> str:
         certificate=certificate,
         certificate_reason=_certificate_reason(certificate, solution.reason),
         certificate_rows=[] if certificate is None else list_numbers(certificate),
-        heads=[] if empty else describe_heads(layer, match),
+        heads=[]
+        if empty
+        else describe_heads(
+            layer, match, 0 if solution.example is None else len(solution.example.x)
+        ),
         most_drawn=MOST_DRAWN,
         softmax=isinstance(layer, AttentionLayer),
         attention=type(layer.parametrisation).__name__,
+        extras=describe_extras(layer),
         thinned=any(figures.is_thinned(matrix) for _, _, matrix in list_matrices(layer, 0)),
         phases=describe_phases(trace),
         search=any(stage.name.startswith("round ") for stage in stages),
