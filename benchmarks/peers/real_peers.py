@@ -1,10 +1,12 @@
 """Adam as people would write it for a layer of known head count and rank: in optax, in PyTorch.
 
 Minibatches of the examples in single precision, a cosine schedule over as many steps as the seconds
-allow, factors that begin at random with deviation 0.05.
+allow, factors that begin at random with deviation 0.05. Seconds are those of the clock or, with
+`clock=time.process_time`, of the process on all its cores, which other work does not lengthen.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +38,14 @@ class Given:
         return cls(x, y, allowed, inside.astype(np.float32), batch)
 
     @property
+    def mean_square(self) -> float:
+        """Of the labels of rows that count."""
+        squares = np.square(np.asarray(self.y, np.float64))
+        if self.counts is None:
+            return float(squares.mean())
+        return float((squares * self.counts[..., None]).sum() / self.counts.sum() / self.y.shape[2])
+
+    @property
     def arrays(self) -> list[Any]:
         """What a step picks its examples from."""
         wide = [np.asarray(part, np.float32) for part in (self.x, self.y)]
@@ -58,7 +68,11 @@ def learn_given(
     seconds: float,
     seed: int,
     causal: bool = False,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    tell: Callable[[float, float], None] = lambda seconds, error: None,
 ) -> tuple[AttentionLayer, int]:
+    """tell: hears of the seconds and the mean relative squared error of every fifty steps."""
     x, y = given.x, given.y
     rng = np.random.default_rng([seed, 0xADA])
     d, e = x.shape[2], y.shape[2]
@@ -72,19 +86,38 @@ def learn_given(
     }
     start = {part: SIZE * rng.standard_normal(shape) for part, shape in shapes.items()}
     engine = {"optax": _optax, "torch": _torch}[name]
-    parts, steps = engine(start, given, rate, seconds, rng)
+    watch = _Watch(clock, seconds, given.mean_square, tell)
+    parts, steps = engine(start, given, rate, watch, rng)
     query, key, value, out, shift, bias = (np.asarray(parts[part], float) for part in shapes)
     vector = np.einsum("mdh,mh->md", key, shift)
     theta = query @ key.swapaxes(1, 2)
     return AttentionLayer(theta, value @ out, vector, bias, causal), steps
 
 
-def _optax(start: Any, given: Given, rate: float, seconds: float, rng: Any) -> tuple[Any, int]:
+class _Watch:
+    """Seconds since it was made, and what is told."""
+
+    def __init__(self, clock: Any, seconds: float, mean_square: float, tell: Any) -> None:
+        self.clock, self.seconds, self.mean_square, self.hear = clock, seconds, mean_square, tell
+        self.began = clock()
+
+    def taken(self) -> float:
+        return float(self.clock() - self.began)
+
+    def steps_left(self, each: float) -> int:
+        return max(PROBE, int((self.seconds - self.taken()) / each) // PROBE * PROBE)
+
+    def tell(self, loss: Any) -> bool:
+        """Whether time is up."""
+        self.hear(self.taken(), float(loss) / self.mean_square)
+        return self.taken() > self.seconds
+
+
+def _optax(start: Any, given: Given, rate: float, watch: _Watch, rng: Any) -> tuple[Any, int]:
     import jax
     import jax.numpy as jnp
     import optax
 
-    began = time.monotonic()
     arrays, n = [jnp.asarray(part) for part in given.arrays], len(given.x)
     parts = {name: jnp.asarray(part, jnp.float32) for name, part in start.items()}
 
@@ -108,12 +141,13 @@ def _optax(start: Any, given: Given, rate: float, seconds: float, rng: Any) -> t
         def step(carry: Any, now: Any) -> Any:
             parts, memory = carry
             chosen, rate = now
-            slope = jax.grad(loss)(parts, *(part[chosen] for part in arrays))
+            wrong, slope = jax.value_and_grad(loss)(parts, *(part[chosen] for part in arrays))
             memory.hyperparams["learning_rate"] = rate
             updates, memory = adam.update(slope, memory)
-            return (optax.apply_updates(parts, updates), memory), None
+            return (optax.apply_updates(parts, updates), memory), wrong
 
-        return jax.lax.scan(step, (parts, memory), (chosen, rates))[0]
+        (parts, memory), wrong = jax.lax.scan(step, (parts, memory), (chosen, rates))
+        return parts, memory, wrong.mean()
 
     def run(parts: Any, memory: Any, rates: Any) -> Any:
         chosen = jnp.asarray(rng.integers(0, n, (PROBE, min(given.batch, n))))
@@ -121,23 +155,23 @@ def _optax(start: Any, given: Given, rate: float, seconds: float, rng: Any) -> t
         return jax.block_until_ready(advance(parts, memory, chosen, rates, arrays))
 
     memory = adam.init(parts)
-    parts, memory = run(parts, memory, np.full(PROBE, rate))
-    probed = time.monotonic()
-    parts, memory = run(parts, memory, np.full(PROBE, rate))
-    each = (time.monotonic() - probed) / PROBE
-    steps = max(PROBE, int((seconds - (time.monotonic() - began)) / each) // PROBE * PROBE)
+    parts, memory, _ = run(parts, memory, np.full(PROBE, rate))
+    probed = watch.taken()
+    parts, memory, _ = run(parts, memory, np.full(PROBE, rate))
+    steps = watch.steps_left((watch.taken() - probed) / PROBE)
     for first in range(0, steps, PROBE):
-        parts, memory = run(parts, memory, _cosine(rate, first, steps))
-        if time.monotonic() - began > seconds:
+        parts, memory, wrong = run(parts, memory, _cosine(rate, first, steps))
+        if watch.tell(wrong):
             break
     return parts, steps + 2 * PROBE
 
 
-def _torch(start: Any, given: Given, rate: float, seconds: float, rng: Any) -> tuple[Any, int]:
+def _torch(start: Any, given: Given, rate: float, watch: _Watch, rng: Any) -> tuple[Any, int]:
     import torch
 
-    began = time.monotonic()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if watch.clock is time.process_time:
+        torch.set_num_threads(1)  # of more, some wait busily for others, which would count
     arrays, n = [torch.tensor(part, device=device) for part in given.arrays], len(given.x)
     parts = {
         name: torch.tensor(part, dtype=torch.float32, device=device, requires_grad=True)
@@ -145,7 +179,7 @@ def _torch(start: Any, given: Given, rate: float, seconds: float, rng: Any) -> t
     }
     adam = torch.optim.Adam(parts.values(), lr=rate)
 
-    def step(rate: float) -> None:
+    def step(rate: float) -> Any:
         chosen = torch.as_tensor(rng.integers(0, n, min(given.batch, n)), device=device)
         x_now, y_now, *masks = (part[chosen] for part in arrays)
         queries = torch.einsum("brd,mdh->bmrh", x_now, parts["query"]) + parts["shift"][:, None]
@@ -161,23 +195,20 @@ def _torch(start: Any, given: Given, rate: float, seconds: float, rng: Any) -> t
         wrong = (found - y_now) ** 2
         if masks:
             wrong = wrong * masks[1][..., None] * (masks[1].numel() / masks[1].sum())
-        torch.mean(wrong).backward()
+        mean = torch.mean(wrong)
+        mean.backward()
         adam.step()
+        return mean.detach()
 
-    def run(rates: Any) -> None:
-        for now in rates:
-            step(float(now))
-        if device == "cuda":
-            torch.cuda.synchronize()
+    def run(rates: Any) -> float:
+        return sum(step(float(now)) for now in rates).item() / len(rates)
 
     run(np.full(PROBE, rate))
-    probed = time.monotonic()
+    probed = watch.taken()
     run(np.full(PROBE, rate))
-    each = (time.monotonic() - probed) / PROBE
-    steps = max(PROBE, int((seconds - (time.monotonic() - began)) / each) // PROBE * PROBE)
+    steps = watch.steps_left((watch.taken() - probed) / PROBE)
     for first in range(0, steps, PROBE):
-        run(_cosine(rate, first, steps))
-        if time.monotonic() - began > seconds:
+        if watch.tell(run(_cosine(rate, first, steps))):
             break
     return {name: part.detach().cpu().numpy() for name, part in parts.items()}, steps + 2 * PROBE
 
