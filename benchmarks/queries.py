@@ -123,7 +123,7 @@ LINES = {
     )
     for m in (4, 6, 8)
 }
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 def measure(line: Line, seed: int) -> Record:

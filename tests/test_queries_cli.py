@@ -78,3 +78,19 @@ def test_a_mistake_is_one_line(run, arguments, said):
     assert (code, out) == (2, "")
     assert said in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_plan_is_told_before_anything_is_paid(run):
+    asked = ("plan", "--dim", 5, "--heads", 2, "--error", 1e-7, "--labels", "float32")
+    code, out, _ = run(*asked, "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["predicted_error"] <= 1e-7
+    assert told["scalars"] == 40 * told["examples"] == 5 * told["calls_of_last_row"]
+    assert told["alternatives"]["float64"] < told["alternatives"]["bfloat16"]
+    code, out, _ = run(*asked)
+    assert code == 0
+    assert "times the counting limit" in out
+    code, _, said = run(*asked[:-1], "float8")
+    assert code == 2
+    assert "choose one of" in said

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mhalearn.judge.certify import certify
     from mhalearn.judge.jacobian_check import check_jacobian
     from mhalearn.judge.nondegeneracy import check_nondegeneracy
+    from mhalearn.judge.sample_plan import SamplePlan, plan
     from mhalearn.judge.solution import Solution
     from mhalearn.layer.architecture import Architecture
     from mhalearn.layer.block.block import Block
@@ -59,6 +60,7 @@ _HOMES = {
     "Outcome": "run.outcome",
     "ProjectedLayer": "layer.projected_layer",
     "Rope": "layer.rope",
+    "SamplePlan": "judge.sample_plan",
     "Solution": "judge.solution",
     "audit": "auditing.audit",
     "block_from_huggingface": "interop",
@@ -72,6 +74,7 @@ _HOMES = {
     "hard_layer": "hardness",
     "load_examples": "data",
     "load_layer": "layer.layer",
+    "plan": "judge.sample_plan",
     "random_block": "layer.block.random_blocks",
     "random_layer": "layer.random_layers",
     "record": "data.recordings",
@@ -101,6 +104,7 @@ __all__ = [
     "Outcome",
     "ProjectedLayer",
     "Rope",
+    "SamplePlan",
     "Solution",
     "audit",
     "block_from_huggingface",
@@ -114,6 +118,7 @@ __all__ = [
     "hard_layer",
     "load_examples",
     "load_layer",
+    "plan",
     "plot",
     "random_block",
     "random_layer",

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from mhalearn import __version__
-from mhalearn.cli import bench, convert, demo, extract, generate, hard, judge, learn, studio
+from mhalearn.cli import bench, convert, demo, extract, generate, hard, judge, learn, plan, studio
 from mhalearn.cli.exit_codes import Exit, say
 from mhalearn.cli.output import write
 
@@ -29,6 +29,7 @@ for part in (
     generate,
     learn,
     extract,
+    plan,
     judge,
     hard,
     convert,
