@@ -15,10 +15,11 @@ from mhalearn._runtime import devices
 from mhalearn._runtime.arrays import widen_bfloat16
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.validation import check_count
-from mhalearn.data.beside import bring_beside, read_columns
+from mhalearn.data.beside import bring_beside
 from mhalearn.data.box import Box
 from mhalearn.data.datasets import read_dataset
 from mhalearn.data.drawn import draw_examples
+from mhalearn.data.example_sizes import ExampleSizes
 from mhalearn.data.inputs import Sampler
 from mhalearn.data.shards import check_metadata, write_file, write_shards
 from mhalearn.data.sources import (
@@ -36,7 +37,6 @@ from mhalearn.data.survey import Survey, merge_surveys, survey_blocks
 from mhalearn.data.walks import Indices, choose, cut_anew, is_ascending, survey_and_pick
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.span_coordinates import SpanCoordinates
-from mhalearn.layer.token_columns import TokenColumns
 from mhalearn.run.events import Event
 
 # Entries of a view, X and Y together, up to which it is held in memory: 64 MiB of doubles.
@@ -46,7 +46,7 @@ _SMALL = 2**23
 _PLENTY, _WORKING = 64, 2**21
 
 
-class Examples:
+class Examples(ExampleSizes):
     """Labelled examples of a layer: X (n, k, d), Y (n, k, e), and lengths (n,) where they differ.
 
     X and Y keep their dtypes, bfloat16 too, in memory and in files. Rows past an example's length
@@ -148,37 +148,6 @@ class Examples:
         return box
 
     @property
-    def n(self) -> int:
-        return self._source.starts[-1]
-
-    @property
-    def k(self) -> int:
-        return self._source.shape[0]
-
-    @property
-    def d(self) -> int:
-        """Features of a token, without what travels beside them."""
-        return self.columns.features
-
-    @property
-    def columns(self) -> TokenColumns:
-        """What the columns of the token array hold."""
-        return read_columns(self.metadata, self._source.shape[1])
-
-    @property
-    def out_dim(self) -> int:
-        return self._source.shape[2]
-
-    @property
-    def y_dtype(self) -> np.dtype[Any]:
-        return self._source.y_dtype
-
-    @property
-    def has_lengths(self) -> bool:
-        """Whether lengths were given; without, every example has k tokens."""
-        return self._source.has_lengths
-
-    @property
     def in_memory(self) -> bool:
         """Whether a pass over the examples reads or computes nothing."""
         if isinstance(self._source, Shares):
@@ -201,22 +170,6 @@ class Examples:
         if (first, end) == (0, self.n):
             return self
         return Examples._over(view_source(self._source, np.arange(first, end)), self.metadata)
-
-    @property
-    def rows(self) -> int:
-        """Tokens of all examples together, padding left out. Cost: the lengths are read."""
-        return int(self.lengths.sum()) if self.has_lengths else self.n * self.k
-
-    @property
-    def _entries(self) -> int:
-        return self.k * sum(self._source.shape[1:])
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __repr__(self) -> str:
-        beside = f", memory={self.columns.memory}" if self.columns.memory else ""
-        return f"Examples(n={self.n}, k={self.k}, d={self.d}, out_dim={self.out_dim}{beside})"
 
     def chunks(self, size: int) -> Iterator[ExampleBlock]:
         """All examples in order, `size` at a time (the last chunk may be smaller): X, Y, lengths.
@@ -370,46 +323,6 @@ class Examples:
     def hashes(self) -> NDArray[np.uint64]:
         """A 64-bit hash of each example's values; see `Survey`."""
         return self.survey().hashes
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each example, or of any one, (1,), where all have k."""
-        if not self.has_lengths:
-            return np.array([self.k])
-        blocks = range(len(self._source.starts) - 1)
-        return np.concatenate([self._source.lengths(index) for index in blocks])
-
-    def architecture(
-        self,
-        n_heads: int | None = None,
-        *,
-        head_dim: int | None = None,
-        bias: bool = False,
-        causal: bool = False,
-        **beside: Any,
-    ) -> Architecture:
-        """A class of layers that could have made these examples, by its sizes.
-
-        beside: other fields of `Architecture`.
-        """
-        if self.columns.memory:
-            beside = {"memory": self.columns.memory} | beside
-        return Architecture(self.d, n_heads, head_dim, self.out_dim, bias, causal, **beside)
-
-    def counting_limit(self, architecture: Architecture) -> float:
-        """How many examples of these lengths a layer of this class needs at least."""
-        return architecture.counting_limit(self.lengths, self.memory_lengths)
-
-    @property
-    def memory_lengths(self) -> NDArray[np.int64] | None:
-        """Tokens of each example's second sequence, or of any one where all have k; None where
-        there is none. Cost: a pass, where they differ."""
-        if not self.columns.memory:
-            return None
-        if not self.columns.marked:
-            return np.array([self.k])
-        sizes = [block.x[..., -1].sum(axis=1) for block in self._chunks(1024)]
-        return np.concatenate(sizes).astype(np.int64)
 
     def save(self, path: str | Path, *, shard_size: int | None = None) -> None:
         """Write the examples to a .safetensors or .npz file, atomically, or to a folder of shards.
