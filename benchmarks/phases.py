@@ -284,7 +284,8 @@ def measure_cell(cell: tuple[str, int, int], cores: list[int] | None) -> Record:
 
 
 def _work(cells: Any, results: Any, cores: list[int] | None, deadline: float) -> None:
-    while time.monotonic() < deadline:
+    parent = multiprocessing.parent_process()
+    while time.monotonic() < deadline and (parent is None or parent.is_alive()):
         cell = cells.get()
         if cell is None:
             return

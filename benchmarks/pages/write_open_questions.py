@@ -53,10 +53,11 @@ are one line each.
 ## Composition with a feed-forward layer
 
 **Asked** (talk): guarantees are known for both parts of a block; do they compose? **Measured**:
-nothing on blocks as yet. A residual path beside the attention is recognised in the labels and
-named ([trust](trust.md)). **To go on**: a sequence of one token shows the feed-forward part
-alone, with the sum of W in front of it: learn that first, and phase 2's certification becomes a
-question about preimages.
+nothing about the composition of guarantees. What the function of a block leaves open is counted,
+and held against the rank of a Jacobian (`mha.Block`, `tests/test_block.py`); a residual path
+beside the attention is recognised in the labels and named ([trust](trust.md)). **To go on**: a
+sequence of one token shows the feed-forward part alone, with the sum of W in front of it: learn
+that first, and phase 2's certification becomes a question about preimages.
 
 ## Polynomial time for nice layers
 
@@ -142,9 +143,9 @@ count matched rows on the tokens of real text, by `tails.certified_share`.
 ## Positions, and the next token
 
 **Asked** (talk): positional encodings and next-token prediction were left aside. **Measured**:
-causal masks and sequences of different lengths are learned by the exact solver; labels that
-depend on positions are recognised and named ([trust](trust.md)). **To go on**: under a causal
-mask the second row sees two tokens, and is a teacher with k = 2 inside every example.
+causal masks and sequences of different lengths are learned by the exact solver, and by no phase;
+labels that depend on positions are recognised and named ([trust](trust.md)). **To go on**: under
+a causal mask the second row sees two tokens, and is a teacher with k = 2 inside every example.
 
 ## Sample complexity, and the exponent of the error
 
