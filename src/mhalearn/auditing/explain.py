@@ -19,7 +19,7 @@ from mhalearn.auditing.unexplained import Locus, find_locus
 # the squared error it explains, one that leaves a rest.
 _SURE, _HIDDEN, _PARTIAL = 0.98, 0.9, 0.4
 # Shares of the squared error from which on a fault is named although a rest remains.
-_WORTH = 0.5
+_WORTH = 0.9
 _FAMILIES = {fault.name: fault.family for fault in FAULTS}
 _SEEN = {fault.name: fault.seen for fault in FAULTS}
 # Edits with a name beside their fault's: the same number, where nothing was claimed.
