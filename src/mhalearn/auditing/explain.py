@@ -12,6 +12,7 @@ from mhalearn.auditing.evidence import Evidence
 from mhalearn.auditing.precision import finest
 from mhalearn.auditing.reading import Reading
 from mhalearn.auditing.result import Audit, Finding
+from mhalearn.auditing.shown import choose_rows
 from mhalearn.auditing.trial import Hypothesis, Step
 from mhalearn.auditing.unexplained import Locus, find_locus
 
@@ -76,6 +77,7 @@ def explain(
         n_tried=tried,
         depth=depth,
         seconds=seconds,
+        shown=choose_rows(evidence, claimed, hypothesis if worth else Hypothesis()),
     )
 
 

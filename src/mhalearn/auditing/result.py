@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mhalearn.auditing.shown import Shown
 from mhalearn.auditing.unexplained import Locus
 
 
@@ -56,6 +58,7 @@ class Audit:
     with the findings taken into account; None where something stays unexplained. error: the
     relative root-mean-square error of the claim, and floor: that of a right box.
     explained: whether the findings account for all that differs. locus: where the rest lies.
+    shown: rows to look at.
     """
 
     ok: bool
@@ -71,7 +74,7 @@ class Audit:
     n_tried: int
     depth: int
     seconds: float
-    shown: Any = field(default=None, repr=False, compare=False)
+    shown: Shown | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         """The findings, one a line."""
@@ -106,6 +109,12 @@ class Audit:
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), allow_nan=False)
+
+    def write_report(self, path: str | os.PathLike[str]) -> None:
+        """One HTML file: the findings, and the first rows that differ, expected and found."""
+        from mhalearn.auditing.page import write_audit
+
+        write_audit(self, path)
 
     def _repr_html_(self) -> str:
         from mhalearn.auditing.notebook import describe_audit

@@ -11,7 +11,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from mhalearn import __version__
-from mhalearn.cli import bench, convert, demo, extract, generate, hard, judge, learn, plan, studio
+from mhalearn.cli import (
+    audit,
+    bench,
+    convert,
+    demo,
+    extract,
+    generate,
+    hard,
+    judge,
+    learn,
+    plan,
+    studio,
+)
 from mhalearn.cli.exit_codes import Exit, say
 from mhalearn.cli.output import write
 
@@ -31,6 +43,7 @@ for part in (
     extract,
     plan,
     judge,
+    audit,
     hard,
     convert,
     studio,
