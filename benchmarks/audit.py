@@ -7,7 +7,7 @@
     python benchmarks/audit.py large       # d = 576, 9 heads, 3 key heads
     python benchmarks/audit.py table       # what was measured, beside the bars
 
-Runs are kept in results/audit.json, and made once. Boxes are those of `benchmarks.audited`, which
+Several studies take turns, so that one which is stopped has some of each. Runs are kept in results/audit.json, and made once. Boxes are those of `benchmarks.audited`, which
 share no code with what is audited. Seconds are of the processor, on whatever else ran there.
 """
 
@@ -17,7 +17,8 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
-from itertools import combinations, product
+from functools import partial
+from itertools import combinations, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +186,9 @@ def right_box(name: str, precision: str, kind: str, index: int) -> Record:
 
 
 def outside() -> Iterator[tuple[Record, Any]]:
-    for name in NAMES:
+    for turn in range(len(NAMES)):
         for index, fault in enumerate(OUTSIDE):
+            name = NAMES[(index + turn) % len(NAMES)]
             key = {"study": "outside", "layer": name, "precision": "float32", "tokens": "random"}
             key |= {"fault": fault.name, "index": index}
             yield key, lambda n=name, i=index: kept_apart(n, i)
@@ -237,6 +239,8 @@ def timed(subject: Any, box: Box, x: Any) -> Record:
     return found | {"seconds": round(time.monotonic() - began - asked, 1)}
 
 
+# Cases of each study before the next one has its turn.
+TURNS = {"single": 12, "pairs": 2, "clean": 10, "outside": 1, "large": 1}
 STUDIES = {"single": singles, "pairs": pairs, "clean": clean, "outside": outside, "large": large}
 
 
@@ -275,10 +279,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "audit.json")
     options = parser.parse_args()
     ledger = Ledger(options.out)
-    for study in options.study:
-        if study != "table":
-            for key, measure in STUDIES[study]():
+    waiting = {study: STUDIES[study]() for study in options.study if study != "table"}
+    while waiting:
+        for study in list(waiting):
+            turn = list(islice(waiting[study], TURNS[study]))
+            for key, measure in turn:
                 ledger.run(key, measure)
+            if not turn:
+                del waiting[study]
     summarise(ledger.records)
 
 
