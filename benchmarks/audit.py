@@ -7,8 +7,9 @@
     python benchmarks/audit.py large       # d = 576, 9 heads, 3 key heads
     python benchmarks/audit.py table       # what was measured, beside the bars
 
-Several studies take turns, so that one which is stopped has some of each. Runs are kept in results/audit.json, and made once. Boxes are those of `benchmarks.audited`, which
-share no code with what is audited. Seconds are of the processor, on whatever else ran there.
+Several studies take turns, so that one which is stopped has some of each. Runs are
+kept in results/audit.json, and made once. Boxes are those of `benchmarks.audited`, which share no
+code with what is audited. Seconds are of the processor, on whatever else ran there.
 """
 
 from __future__ import annotations
@@ -169,14 +170,10 @@ def two_faults(name: str, precision: str, chosen: tuple[int, int]) -> Record:
 
 
 def clean() -> Iterator[tuple[Record, Any]]:
-    for precision in PRECISIONS:
-        for index in range(CLEAN):
-            name, kind = NAMES[index % len(NAMES)], KINDS[index // len(NAMES) % 2]
-            key = {"study": "clean", "layer": name, "precision": precision, "tokens": kind}
-            yield (
-                key | {"index": index},
-                lambda n=name, p=precision, k=kind, i=index: right_box(n, p, k, i),
-            )
+    for index, precision in product(range(CLEAN), PRECISIONS):
+        name, kind = NAMES[index % len(NAMES)], KINDS[index // len(NAMES) % 2]
+        key = {"study": "clean", "layer": name, "precision": precision, "tokens": kind}
+        yield key | {"index": index}, partial(right_box, name, precision, kind, index)
 
 
 def right_box(name: str, precision: str, kind: str, index: int) -> Record:

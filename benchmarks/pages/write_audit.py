@@ -86,9 +86,10 @@ assert not found.ok
 assert {one.name for one in found.findings} == {"rotary-layout", "groups-interleaved"}
 ```
 
-It prints both, each with the error without it and with it. `found.findings` has the same as records
-(`name`, `head`, `heads`, `sentence`, `numbers`, `confidence`, `seen_in`), `found.write_report(path)`
-a page with expected and found patterns of the first rows that differ, and a notebook shows a card.
+It prints both, each with the error without it and with it. `found.findings` has the same as
+records (`name`, `head`, `heads`, `sentence`, `numbers`, `confidence`, `seen_in`);
+`found.write_report(path)` writes a page with expected and found patterns of the first rows that
+differ, and a notebook shows a card.
 
 ## What it takes
 
@@ -102,9 +103,9 @@ mhalearn audit claim/layer.safetensors claim/examples.safetensors --report audit
 mhalearn audit claim/layer.safetensors claim/examples.safetensors --json
 ```
 
-Exit code 0: it computes what was claimed; 3: it differs. `mhalearn audit LAYER MODULE:FUNCTION` asks
-a function of a Python file in the working folder; `--config` and `--layer` say which layer of a
-model's weights is meant.
+Exit code 0: it computes what was claimed; 3: it differs. `mhalearn audit LAYER MODULE:FUNCTION`
+asks a function of a Python file in the working folder; `--config` and `--layer` say which layer of
+a model's weights is meant.
 
 ## In the tests of a port
 
@@ -141,20 +142,20 @@ jobs:
 
 ## How it works, and what to trust
 
-1. **What a right box leaves** is measured: the claimed layer is computed with every step rounded to
-   the box's format, as its labels show it. A box within that is `ok` at that precision, unless step 4
-   finds something.
+1. **What a right box leaves** is measured: the claimed layer is computed with every step rounded
+   to the box's format, as its labels show it. A box within that is `ok` at that precision, unless
+   step 4 finds something.
 2. **Every change of the catalogue is tried** on a few sequences, its number, where it has one,
    fitted. Outputs are a sum over heads, so one Gram matrix tells which heads have a change.
 3. **Pairs, and a third change to the best of them,** where one does not bring the error down to
    rounding (`depth`, three unless said otherwise, and `max_seconds`).
-4. **Below rounding** a change is believed where the residual has slope one along it, on either half
-   of the sequences; rounding has slope zero along any.
-5. **Two explanations** are compared along the step between them. Where they cannot be told apart both
-   are named, each says so, and neither is sure.
-6. **What no change explains** is called `unexplained`, with the heads, rows and sequences it lies in.
-   A fault is named beside it only where it takes off nine tenths of the squared error, and then with
-   a confidence below one half.
+4. **Below rounding** a change is believed where the residual has slope one along it, on either
+   half of the sequences; rounding has slope zero along any.
+5. **Two explanations** are compared along the step between them. Where they cannot be told apart,
+   both are named, each says so, and neither is sure.
+6. **What no change explains** is called `unexplained`, with the heads, rows and sequences it lies
+   in. A fault is named beside it only where it takes off nine tenths of the squared error, and then
+   with a confidence below one half.
 
 Not done: what lies outside attention (norms before it, residual paths), cross-attention, latent
 keys; int8 steps that depend on a whole batch, or were calibrated before. Errors are relative
