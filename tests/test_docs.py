@@ -77,7 +77,18 @@ def test_pages_build_strictly(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
-    ["gradient", "hard", "open_questions", "phases", "plans", "real", "reasons", "solver", "tails"],
+    [
+        "audit",
+        "gradient",
+        "hard",
+        "open_questions",
+        "phases",
+        "plans",
+        "real",
+        "reasons",
+        "solver",
+        "tails",
+    ],
 )
 def test_page_is_what_its_script_writes(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -194,9 +194,10 @@ def _figures(runs: list[Record]) -> str:
     _draw(single + pairs + outside)
     text = "\n## What was measured\n\n"
     text += (
-        "`benchmarks/audit.py`: layers of 64 features, four drawn (Llama-, gpt-oss- and Gemma-like, "
-        "and an encoder with ALiBi) and one trained, 48 sequences of 32 tokens that were drawn, or "
-        "of 16 that were recorded from text, boxes in NumPy that share no code with the package. A "
+        "`benchmarks/audit.py`: layers of 64 features, four drawn (Llama-, gpt-oss- and "
+        "Gemma-like, and an encoder with ALiBi) and one trained, 48 sequences of 32 tokens that "
+        "were drawn, or of 16 that were recorded from text, boxes in NumPy that share no code with "
+        "the package. A "
         "fault that changes outputs by less than half of what the box rounds is not counted.\n\n"
     )
     text += "| | cases | as it should be | share |\n|---|---|---|---|\n"
@@ -262,8 +263,9 @@ def _large(made: list[Record]) -> str:
     if not made:
         return ""
     text = (
-        "\nA layer of 576 features, 9 heads and 3 key heads, 256 sequences of 64 tokens, on a machine "
-        "that others used too:\n\n| planted | said | seconds | of the processor |\n|---|---|---|---|\n"
+        "\nA layer of 576 features, 9 heads and 3 key heads, 256 sequences of 64 tokens, on a "
+        "machine that others used too:\n\n"
+        "| planted | said | seconds | of the processor |\n|---|---|---|---|\n"
     )
     for one in made:
         said = ", ".join(f["name"] for f in one["findings"]) or "ok"

@@ -19,8 +19,9 @@ from mhalearn.auditing.unexplained import Locus, find_locus
 # How sure a finding is that explains all, one that rounding would hide, and, times the share of
 # the squared error it explains, one that leaves a rest.
 _SURE, _HIDDEN, _PARTIAL = 0.98, 0.9, 0.4
-# Shares of the squared error from which on a fault is named although a rest remains.
-_WORTH = 0.9
+# Shares of the squared error from which on a fault is named although a rest remains, and the
+# relative error that the rest may have.
+_WORTH, _REST = 0.9, 0.3
 _FAMILIES = {fault.name: fault.family for fault in FAULTS}
 _SEEN = {fault.name: fault.seen for fault in FAULTS}
 # Edits with a name beside their fault's: the same number, where nothing was claimed.
@@ -52,7 +53,7 @@ def explain(
     left = evidence.error(residual)
     explained = conclusion.explained and left <= 1.5 * hypothesis.allowed(evidence.floor, error)
     findings: list[Finding] = []
-    worth = explained or (error > 0 and 1 - (left / error) ** 2 >= _WORTH)
+    worth = explained or (left <= _REST and 1 - (left / error) ** 2 >= _WORTH)
     if hypothesis.steps and worth:
         findings += _findings(evidence, claimed, conclusion, explained, error, left)
     locus = None
