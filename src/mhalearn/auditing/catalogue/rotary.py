@@ -135,8 +135,14 @@ def _magnitude(r: Reading, _: Context) -> Iterable[Edit]:
 
 
 FAULTS = (
-    Fault("rotary-missing", "rotary", ("sgl-project/sglang#30050",), _missing, "no rotation"),
-    Fault("rotary-added", "rotary", ("vllm-project/vllm#30413",), _added, "a rotation not claimed"),
+    Fault("rotary-missing", "rotary", (), _missing, "no rotation"),
+    Fault(
+        "rotary-added",
+        "rotary",
+        ("vllm-project/vllm#30413", "vllm-project/vllm-metal#644"),
+        _added,
+        "a rotation not claimed",
+    ),
     Fault(
         "rotary-layout",
         "rotary",
