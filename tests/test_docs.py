@@ -86,6 +86,7 @@ def test_pages_build_strictly(tmp_path: Path) -> None:
         "plans",
         "real",
         "reasons",
+        "rotary",
         "solver",
         "tails",
     ],
