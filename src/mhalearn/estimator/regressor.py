@@ -22,6 +22,7 @@ from mhalearn.judge.certificate import Certificate
 from mhalearn.judge.score import add_tokens, determination
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
+from mhalearn.layer.latent import Latent
 from mhalearn.layer.parametrisation import Parametrisation
 from mhalearn.layer.position_bias import PositionBias
 from mhalearn.layer.qk_norm import QKNorm
@@ -54,8 +55,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     head_dim: rank of every Theta_i and of every W_i, where it is known to be less than d.
     bias: learn a key-side vector a head and an output bias. causal: tokens see no later token.
     residual: labels hold a residual path, y = x + F(x): F is learned, and `predict` adds x again.
-    kv_heads, rope, window, sinks, softcap, qk_norm, position_bias: what heads have beside a Theta
-        and a W, as in `Architecture`; method "newton" learns them, given n_heads and head_dim.
+    kv_heads, rope, window, sinks, softcap, qk_norm, position_bias, latent: what heads have beside a
+        Theta and a W, as in `Architecture`; "newton" learns them, given n_heads and head_dim.
     attention: a kind of attention of your own, a class of `mhalearn.layer.parametrisation.
         Parametrisation`, in place of softmax heads.
     polish: descend to machine precision after the learner.
@@ -91,6 +92,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         softcap: float | int | None = None,
         qk_norm: QKNorm | bool | str = False,
         position_bias: PositionBias | str | None = None,
+        latent: Latent | None = None,
         attention: Callable[[Architecture], Parametrisation] | None = None,
         polish: bool = True,
         random_state: int = 0,
@@ -115,6 +117,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.softcap = softcap
         self.qk_norm = qk_norm
         self.position_bias = position_bias
+        self.latent = latent
         self.attention = attention
         self.polish = polish
         self.random_state = random_state
@@ -155,6 +158,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 softcap=self.softcap,
                 qk_norm=self.qk_norm,
                 position_bias=self.position_bias,
+                latent=self.latent,
                 attention=self.attention,
             )
             check_supported(self._learner, self._architecture)

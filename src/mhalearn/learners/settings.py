@@ -40,6 +40,7 @@ class Settings(Protocol):
     softcap: float | int | None
     qk_norm: Any
     position_bias: Any
+    latent: Any
     attention: Callable[..., Any] | None
     polish: bool
     random_state: int
