@@ -34,9 +34,9 @@ MAX_PARAMETERS = 6144
 _ENOUGH = 8.0
 # Products for a step at most, and those from which on J^T J is formed anew.
 _MOST_PRODUCTS, _MANY_PRODUCTS = 120, 60
-# Damping, in units of the diagonal of J^T J, at a loss of one; and the least, which keeps the gauge
-# out of the factor.
-_DAMPING, _LEAST = 1e-2, 1e-11
+# Damping, in units of the diagonal of J^T J, over the loss: small beside what is weakly seen, and
+# yet convergence stays quadratic (Fan & Yuan 2005). The least keeps the gauge out of the factor.
+_DAMPING, _LEAST = 1e-2, 1e-12
 
 
 class Descended(NamedTuple):
@@ -78,15 +78,15 @@ def descend_with_normal_matrix(
         if loss < ROUNDING or run.is_over():
             break
         if factor is None:
-            factor = _factorise(params, problem, damping * _DAMPING * math.sqrt(loss))
-        shift = max(_LEAST, damping * _DAMPING * math.sqrt(min(1.0, loss))) * factor.diagonal
+            factor = _factorise(params, problem, damping * _DAMPING * min(1.0, loss))
+        shift = damping * _DAMPING * min(1.0, loss) * factor.diagonal
 
         def apply(step: Float64, params: Params = params, shift: Float64 = shift) -> Float64:
             product = replicate(_product(params, jnp.asarray(step), data, kind))
             return np.asarray(product) + shift * step
 
         # Fast convergence at the least price: as exact as the residual is small.
-        tolerance = float(np.clip(math.sqrt(loss), 1e-8, 1e-2))
+        tolerance = float(np.clip(math.sqrt(loss), 1e-10, 1e-2))
         found, products = _solve(apply, factor.solve, right, tolerance)
         trial = unflatten(flat + jnp.asarray(found))
         after = float(replicate(_squared(trial, data, kind))) / energy
