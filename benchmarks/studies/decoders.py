@@ -72,7 +72,7 @@ def teach(variant: str, seed: int) -> tuple[mha.ProjectedLayer, mha.Examples, mh
     return truth, made[0], made[1]
 
 
-def fit(variant: str, seed: int) -> Record:
+def fit(variant: str, seed: int, adam: bool) -> Record:
     truth, examples, fresh = teach(variant, seed)
     a = truth.architecture
     model = mha.AttentionRegressor(
@@ -95,7 +95,7 @@ def fit(variant: str, seed: int) -> Record:
         "reason": found.solution_.reason,
         "seconds": round(time.monotonic() - began, 1),
         "processor_seconds": round(spent, 1),
-        "adam": finite(run_adam(examples, fresh, a, seed, spent)),
+        "adam": finite(run_adam(examples, fresh, a, seed, spent)) if adam else None,
     }
 
 
@@ -166,14 +166,15 @@ COLUMNS = (
 
 
 def main() -> None:
-    parser = study(__doc__, "decoders", "0:10", "newton")
+    parser = study(__doc__, "decoders", "0:10", "newton,adam")
     parser.add_argument("--variants", type=names, default=list(VARIANTS))
     options = parser.parse_args()
     ledger, anything = opened(options)
+    adam = "adam" in options.methods
     for seed in options.seeds if anything else ():
         for variant in options.variants:
             key = {"variant": variant, "seed": seed}
-            record = ledger.run(key, lambda variant=variant, seed=seed: fit(variant, seed))
+            record = ledger.run(key, lambda variant=variant, seed=seed: fit(variant, seed, adam))
             console.print(f"{variant}, seed {seed}: {record.get('outcome', record)}", record)
     for row in summarise(ledger.records):
         console.print(" | ".join(row))
