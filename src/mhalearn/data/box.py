@@ -28,7 +28,7 @@ _MISTAKES = (
 )
 _ONE_ROW = (
     "; one row a sequence is not enough here: to learn from random examples takes the outputs at "
-    "every token"
+    "every token, but mha.extract takes a box that answers for the last"
 )
 
 
