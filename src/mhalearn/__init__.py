@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mhalearn.data.inputs import sample_inputs
     from mhalearn.data.recordings import record
     from mhalearn.estimator import AttentionRegressor
+    from mhalearn.estimator.blocks import BlockRegressor
     from mhalearn.extraction import Extraction, extract
     from mhalearn.hardness import hard_layer
     from mhalearn.interop import block_from_huggingface, from_huggingface, from_torch, to_torch
@@ -49,6 +50,7 @@ _HOMES = {
     "Audit": "auditing.result",
     "Block": "layer.block.block",
     "BlockComparison": "layer.block.comparison",
+    "BlockRegressor": "estimator.blocks",
     "Certificate": "judge.certificate",
     "Comparison": "layer.comparison",
     "Event": "run.events",
@@ -93,6 +95,7 @@ __all__ = [
     "Audit",
     "Block",
     "BlockComparison",
+    "BlockRegressor",
     "Certificate",
     "Comparison",
     "Event",

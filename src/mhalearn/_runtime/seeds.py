@@ -47,6 +47,7 @@ class Stream(enum.IntEnum):
     QUERIES = 0x90E5
     GENERIC_QUERIES = 0x90E6
     PLANNING = 0x91A4
+    BLOCK_STARTS = 0xB10C
 
 
 def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from mhalearn.cli.block import BlockAsked, learn_block
 from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.distributed import join
 from mhalearn.cli.exit_codes import Exit, Stopped, guarded
@@ -53,6 +54,7 @@ def _list_methods() -> list[str]:
     "  mhalearn learn data/examples.safetensors --heads 3 --out layer.safetensors\n\n"
     "  mhalearn learn data.npz --report report.html --json > result.json\n\n"
     "  mhalearn learn X.npy Y.npy --heads 3\n\n"
+    "  mhalearn learn stream.npz --block --activation gelu --norm pre --out block.safetensors\n\n"
     "  mhalearn learn recorded.pt --inputs x --outputs y --mask keep --residual\n\n"
     "  mhalearn learn shards/ --heads auto --checkpoint run.safetensors --resume\n\n"
     "  srun mhalearn learn shards/ --distributed --out layer.safetensors\n\n"
@@ -100,6 +102,16 @@ def learn_command(
     residual: Annotated[
         bool, typer.Option("--residual", help="Labels are y = x + F(x): learn F.")
     ] = False,
+    block: Annotated[
+        bool, typer.Option("--block", help="Learn a whole transformer block, with all biases.")
+    ] = False,
+    hidden: Annotated[str, typer.Option(metavar="N|auto", help="Of a block: neurons.")] = "auto",
+    activation: Annotated[
+        str, typer.Option(metavar="NAME|auto", help="Of a block: relu, gelu, silu, swiglu ...")
+    ] = "gelu",
+    norm: Annotated[
+        str, typer.Option(metavar="[none|pre|post]", help="Of a block: where LayerNorms are.")
+    ] = "none",
     inputs: Inputs = None,
     outputs: Outputs = None,
     mask: Mask = None,
@@ -153,6 +165,15 @@ def learn_command(
     else:
         data = load_pair(examples, labels)
     use_compilation_cache()
+    if block:
+        beside = (bias, residual, no_polish, checkpoint, report, distributed, plan)
+        if any(beside) or method != AUTO:
+            raise ValueError(
+                "--block goes with --heads, --head-dim, --hidden, --activation, --norm, --causal, "
+                "--seed, --max-seconds, --out and --json: leave the others out"
+            )
+        asked = BlockAsked(n_heads, hidden, head_dim, activation, norm, causal, seed, max_seconds)
+        return learn_block(data, asked, out, as_json)
     estimator = mha.AttentionRegressor(
         n_heads=n_heads,
         method=method,

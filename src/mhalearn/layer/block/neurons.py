@@ -1,8 +1,9 @@
 """The canonical form of neurons: what a feed-forward part determines of them.
 
 Scales that no function shows are one; neurons that do not depend on their input are a bias, or a
-linear map; copies are added up; a neuron and its mirror image, act(z) and act(-z) = act(z) - z, are
-one neuron and a linear map; dead ones are left out; the rest comes in the order of its size.
+linear map; copies are added up, and neurons that share a gate are as many as their map has rank; a
+neuron and its mirror image, act(z) and act(-z) = act(z) - z, are one neuron and a linear map; dead
+ones are left out; the rest comes in the order of its size.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class _Neurons:
 
     def __init__(self, ff: FeedForward) -> None:
         self.activation = Activation(ff.activation)
-        self.up = _rows(ff.up, ff.up_bias)  # (hidden, d + 1), the bias last
-        self.gate = None if ff.gate is None else _rows(ff.gate, ff.gate_bias)
+        self.up = _rows(ff.up, ff.up_bias).copy()  # (hidden, d + 1), the bias last
+        self.gate = None if ff.gate is None else _rows(ff.gate, ff.gate_bias).copy()
         self.down = ff.down.copy()
         self.linear = np.zeros((ff.d + 1, ff.d))  # the bias as its last row
         if ff.linear is not None:
@@ -57,7 +58,7 @@ def canonical_neurons(ff: FeedForward, tolerance: float = 1e-8) -> FeedForward:
         _fold_constant(found, tolerance)
         _fix_scales(found)
         _drop_dead(found, tolerance)
-        _merge(found, tolerance)
+        _merge(found, tolerance) if found.gate is None else _merge_gated(found, tolerance)
         _drop_dead(found, tolerance)
         sizes = np.linalg.norm(found.down, axis=1) * np.linalg.norm(found.inputs, axis=1)
         found.keep(np.argsort(-sizes, kind="stable"))
@@ -122,6 +123,29 @@ def _merge(found: _Neurons, tolerance: float) -> None:
                 found.add_linear(-found.up[leader][None], found.down[other][None])
     found.down = down
     found.keep([group[0] for group in groups])
+
+
+def _merge_gated(found: _Neurons, tolerance: float) -> None:
+    """Neurons that share a gate are act(gate) times a linear map: as many as its rank."""
+    gate = found.gate
+    assert gate is not None
+    if not len(gate):
+        return
+    apart = np.stack([np.linalg.norm(gate - one, axis=1) for one in gate])
+    weights = np.linalg.norm(found.down, axis=1) * np.linalg.norm(found.up, axis=1)
+    groups = group_heads(apart, weights, tolerance * float(np.linalg.norm(gate, axis=1).max()))
+    kept = []
+    for group in groups:
+        if len(group) > 1:
+            left, values, right = np.linalg.svd(found.up[group].T @ found.down[group])
+            rank = min(len(group), int(np.sum(values > tolerance * values[0])))
+            group = group[: max(rank, 1)]
+            for j, neuron in enumerate(group):
+                found.up[neuron], found.down[neuron] = left[:, j], values[j] * right[j]
+            gate[group] = gate[group[0]]
+        kept += group
+    found.keep(kept)
+    _fix_scales(found)
 
 
 def _feed_forward(found: _Neurons, given: FeedForward, tolerance: float) -> FeedForward:

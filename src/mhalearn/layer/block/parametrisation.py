@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 BlockParams = Mapping[str, Array]
 _T = TypeVar("_T")
+
+
+class _Stream(NamedTuple):
+    """The residual stream where neurons begin."""
+
+    change: Float[Array, "b k d"]  # what heads added
+    h: Float[Array, "b k d"]  # what the neurons' outputs are added to
+    z: Float[Array, "b k d"]  # what neurons see
 
 
 @dataclass(frozen=True)
@@ -68,14 +76,25 @@ class BlockParametrisation(Parametrisation):
 
     def forward(self, params: BlockParams, chunk: Chunk) -> Float[Array, "b k d"]:
         """Cost: that of the heads, and O(b k d hidden)."""
+        parts, stream = split(params), self._stream(params, chunk)
+        y = stream.h + feed_forward(parts["feed_forward"], stream.z, self.design.act)
+        return self._norm(parts["norm_2"], y) if self.design.norm == "post" else y
+
+    def neuron_values(self, params: BlockParams, chunk: Chunk) -> Float[Array, "b k n"]:
+        """What each neuron hands to its output weights."""
+        z = self._stream(params, chunk).z
+        return neurons(split(params)["feed_forward"], z, self.design.act)
+
+    def _stream(self, params: BlockParams, chunk: Chunk) -> _Stream:
+        """What is there when neurons begin."""
         design, x, parts = self.design, chunk.tokens, split(params)
         first = self._norm(parts.get("norm_1"), x) if design.norm == "pre" else x
-        h = x + attend(design.attention, parts["attention"], chunk, first)
+        change = attend(design.attention, parts["attention"], chunk, first)
+        h = x + change
         if design.norm == "post":
             h = self._norm(parts["norm_1"], h)
         z = self._norm(parts["norm_2"], h) if design.norm == "pre" else h
-        y = h + feed_forward(parts["feed_forward"], z, design.act)
-        return self._norm(parts["norm_2"], y) if design.norm == "post" else y
+        return _Stream(change, h, z)
 
     def _norm(self, params: BlockParams | None, z: Float[Array, "b k d"]) -> Float[Array, "b k d"]:
         assert params is not None
@@ -85,12 +104,7 @@ class BlockParametrisation(Parametrisation):
     def term_sizes(self, params: BlockParams, chunk: Chunk) -> Float[Array, "b k d"]:
         """Of the terms that are added up last; of a final norm, after it."""
         design, x, parts = self.design, chunk.tokens, split(params)
-        first = self._norm(parts.get("norm_1"), x) if design.norm == "pre" else x
-        change = attend(design.attention, parts["attention"], chunk, first)
-        h = x + change
-        if design.norm == "post":
-            h = self._norm(parts["norm_1"], h)
-        z = self._norm(parts["norm_2"], h) if design.norm == "pre" else h
+        change, h, z = self._stream(params, chunk)
         ff = parts["feed_forward"]
         terms = jnp.abs(neurons(ff, z, design.act)) @ jnp.abs(ff["down"])
         sizes = jnp.abs(h) + terms + jnp.abs(ff.get("down_bias", 0.0))

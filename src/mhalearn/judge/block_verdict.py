@@ -1,0 +1,126 @@
+"""What may be said of a block: few outcomes, each with its evidence.
+
+The certificate is that of layers: fresh residuals at rounding, and a Jacobian of full rank up to
+the gauge. What a block that is not certified leaves over is not looked into further: the tests for
+layers do not know neurons, so that no noise is ever claimed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mhalearn._runtime.types import Float64
+from mhalearn.data import Examples
+from mhalearn.data.label_precision import label_precision
+from mhalearn.judge.certificate import Certificate, make_certificate
+from mhalearn.judge.residuals import Residuals, measure_residuals
+from mhalearn.layer.block.block import Block
+from mhalearn.run.outcome import Candidate, Outcome
+from mhalearn.run.run import Run
+
+# Relative squared error on fresh examples up to which a block counts as fitted.
+_FITTED = 1e-2
+
+
+class BlockVerdict(NamedTuple):
+    outcome: Outcome
+    reason: str
+    certificate: Certificate | None
+
+
+class Asked(NamedTuple):
+    """What the caller said of the block's sizes; None where they were to be found."""
+
+    n_heads: int | None
+    hidden: int | None
+
+
+def judge_block(
+    candidate: Candidate,
+    train: Examples,
+    certify: Examples | None,
+    asked: Asked,
+    run: Run,
+) -> BlockVerdict:
+    """The outcome of a search for a block, by examples that it has not seen.
+
+    RECOVERED needs labels in double precision: of coarser ones it is not known how far computing a
+    block in their precision may be off.
+    """
+    block = candidate.layer
+    assert isinstance(block, Block)
+    limit = train.counting_limit(block.architecture)
+    if train.n < limit:
+        return BlockVerdict(
+            Outcome.TOO_FEW_EXAMPLES,
+            f"{train.n} examples are fewer than {limit:.1f}, the counting limit of "
+            f"{block.architecture.count()} unknowns",
+            None,
+        )
+    if certify is None or not certify.n:
+        return BlockVerdict(
+            Outcome.FITTED, "no example could be spared to certify with: give more", None
+        )
+    precision = label_precision(train)
+    residuals = measure_residuals(block, certify, precision)
+    if not _finite(residuals.squared):
+        return BlockVerdict(Outcome.NONFINITE, "outputs of the block are not finite", None)
+    certificate = make_certificate(block, residuals, train, block.architecture, run=run)
+    outcome, reason = _conclude(candidate, block, residuals, certificate, asked, precision.name)
+    if outcome is not Outcome.RECOVERED:
+        certificate = certificate.withdrawn(reason).without_noise()
+    return BlockVerdict(outcome, reason, certificate)
+
+
+def _conclude(
+    candidate: Candidate,
+    block: Block,
+    residuals: Residuals,
+    certificate: Certificate,
+    asked: Asked,
+    precision: str,
+) -> tuple[Outcome, str]:
+    error = residuals.root_relative**2
+    if residuals.exact:
+        return _judge_exact(block, certificate, asked, precision)
+    said = f"the relative squared error on fresh examples is {error:.2g}"
+    if candidate.outcome is Outcome.TIME_LIMIT:
+        return Outcome.TIME_LIMIT, f"the time limit came first; {said}: raise max_seconds"
+    more = "tests of what is left do not know blocks, so that nothing is said of its cause"
+    if error < _FITTED:
+        return Outcome.FITTED, f"{said}, which is not the labels' rounding; {more}"
+    return Outcome.STUCK, f"{said}: no attempt reached a block of this kind that explains them"
+
+
+def _judge_exact(
+    block: Block, certificate: Certificate, asked: Asked, precision: str
+) -> tuple[Outcome, str]:
+    """Of a block that meets fresh labels to rounding."""
+    found = {"heads": block.n_heads, "neurons": block.hidden}
+    for what, told in (("heads", asked.n_heads), ("neurons", asked.hidden)):
+        if told is not None and found[what] < told:
+            return Outcome.NOT_IDENTIFIED, (
+                f"a block of {found[what]} {what} explains the labels exactly, and {told} were "
+                "asked for: what the others are is not determined"
+            )
+    if not certificate.recovered:
+        return Outcome.NOT_IDENTIFIED, certificate.reason
+    if precision != "float64":
+        return Outcome.FITTED, (
+            f"fresh labels are met to their rounding, but they are {precision}: blocks are called "
+            "recovered from labels in double precision only"
+        )
+    return Outcome.RECOVERED, (
+        f"the relative residual {certificate.relative_mse**0.5:.2g} on fresh examples is rounding, "
+        f"and the Jacobian has full rank up to the block's gauge: {_count(block.n_heads, 'head')} "
+        f"and {_count(block.hidden, 'neuron')} are determined, up to distant blocks, of which none "
+        "was tested"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def _finite(values: Float64) -> bool:
+    return bool((values < float("inf")).all())

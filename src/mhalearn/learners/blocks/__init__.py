@@ -1,0 +1,1 @@
+"""How a whole block is found: a student with surplus, pruned, then Gauss-Newton."""

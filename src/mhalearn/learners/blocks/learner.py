@@ -1,0 +1,200 @@
+"""From examples to a block: surplus student, pruning, Gauss-Newton; held-out examples choose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.seeds import Stream, generator
+from mhalearn.data import Examples
+from mhalearn.layer.block.block import Block
+from mhalearn.layer.block.design import BlockDesign
+from mhalearn.layer.block.parametrisation import BlockParametrisation
+from mhalearn.learners.blocks.options import BlockClass, BlockOptions
+from mhalearn.learners.blocks.pruning import prune
+from mhalearn.run.outcome import Candidate, Outcome
+from mhalearn.run.run import Run
+from mhalearn.solvers.dense_normal_equations import descend_densely
+from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, anneal, cosine_rates
+from mhalearn.solvers.polish import relative_error
+from mhalearn.solvers.scaled_problem import make_problem
+
+# Relative squared error on held-out examples that only an exact block has.
+EXACT = 1e-22
+# A student this bad is not worth pruning.
+_HOPELESS = 1e-2
+# What leaving out a neuron may change, from bold to careful; of an exact block, next to nothing.
+_TOLERANCES, _SURELY_NOTHING = (3e-5, 1e-7), 1e-14
+# Heads and neurons that the first student has where their number is open (neurons: over features);
+# the next has twice as many where pruning leaves none out.
+_OPEN_HEADS, _OPEN_NEURONS = 3, 3
+# And at least so many neurons more than asked for: of few neurons a half is too little.
+_LEAST_SURPLUS = 8
+# The penalty falls by this much.
+_FADE = 1e-5
+# Examples held out to choose by: a tenth, and no more than this.
+_MOST_HELD = 256
+# Parameters up to which the normal matrix is formed.
+_MOST_UNKNOWNS = 4096
+
+
+class Sizes(NamedTuple):
+    """Heads and neurons of a student."""
+
+    heads: int
+    neurons: int
+
+    def doubled(self) -> Sizes:
+        return Sizes(2 * self.heads, 2 * self.neurons)
+
+
+@in_float64
+def learn_block(
+    examples: Examples, wanted: BlockClass, run: Run, options: BlockOptions
+) -> Candidate:
+    """Attempts, each with another student and more patience, until one is exact.
+
+    Cost: of an attempt, `steps` passes over a batch, and some tens of Gauss-Newton steps over a few
+    hundred examples. Trust: a heuristic; what it returns is for the judge.
+    """
+    train, select = _split(examples, run.seed)
+    sizes = _student_sizes(wanted, options)
+    best: Block | None = None
+    best_loss = math.inf
+    for attempt, strength in enumerate(options.strengths):
+        if run.is_over():
+            break
+        student = anneal_student(train, wanted, sizes, attempt, strength, run, options)
+        loss = relative_error(student, select)
+        run.emit("student", attempt, loss, detail=f"{student!r}, on held-out examples")
+        if loss < best_loss:
+            best, best_loss = student, loss
+        found = student
+        for tolerance in _TOLERANCES if loss < _HOPELESS else ():
+            pruned = prune(student, train, tolerance, wanted.n_heads, wanted.hidden)
+            found = _descend(pruned, train, run, options, f"Gauss-Newton {attempt + 1}")
+            loss = relative_error(found, select)
+            if loss < EXACT:
+                found = _shrink(found, train, select, run, options)
+                loss = relative_error(found, select)
+            if loss < best_loss or (best is student and wanted.hidden is not None):
+                best, best_loss = found, loss
+            if loss < EXACT or run.is_over():
+                break
+        if best_loss < EXACT:
+            break
+        sizes = _next_sizes(sizes, found, wanted)
+    if best is None:
+        kind = BlockParametrisation(_design(wanted, sizes).architecture)
+        start = kind.init(np.random.default_rng(run.seed))
+        best = kind.to_layer(start, None)  # type: ignore[arg-type]
+        best_loss = relative_error(best, select)
+    run.emit("model selection", loss=best_loss, detail="error on held-out examples")
+    late = run.is_over() and not best_loss < EXACT
+    return Candidate(best, Outcome.TIME_LIMIT if late else Outcome.FITTED, loss=best_loss)
+
+
+def _split(examples: Examples, seed: int) -> tuple[Examples, Examples]:
+    order = generator(seed, Stream.SELECT_SPLIT).permutation(examples.n)
+    held = min(max(1, examples.n // 10), _MOST_HELD)
+    return examples.subset(np.sort(order[held:])), examples.subset(np.sort(order[:held]))
+
+
+def _student_sizes(wanted: BlockClass, options: BlockOptions) -> Sizes:
+    d = wanted.design.attention.d
+    heads, neurons = _OPEN_HEADS, _OPEN_NEURONS * d
+    if wanted.n_heads is not None:
+        heads = max(wanted.n_heads + 1, math.ceil(options.surplus * wanted.n_heads))
+    if wanted.hidden is not None:
+        neurons = max(wanted.hidden + _LEAST_SURPLUS, math.ceil(options.surplus * wanted.hidden))
+    return Sizes(heads, neurons)
+
+
+def _next_sizes(sizes: Sizes, found: Block, wanted: BlockClass) -> Sizes:
+    """Of the next student, where numbers are open: twice as many where pruning left nothing out;
+    else nearer to what was left, for little surplus settles sooner than much."""
+    heads, neurons = sizes.doubled()
+    is_full = found.n_heads >= sizes.heads or found.hidden > 0.9 * sizes.neurons
+    if not is_full:
+        heads, neurons = found.n_heads + 1, math.ceil(1.1 * found.hidden)
+    return Sizes(
+        heads if wanted.n_heads is None else sizes.heads,
+        neurons if wanted.hidden is None else sizes.neurons,
+    )
+
+
+def _design(wanted: BlockClass, sizes: Sizes) -> BlockDesign:
+    attention = wanted.design.attention.with_heads(sizes.heads)
+    return replace(wanted.design, attention=attention, hidden=sizes.neurons)
+
+
+def anneal_student(
+    train: Examples,
+    wanted: BlockClass,
+    sizes: Sizes,
+    attempt: int,
+    strength: float,
+    run: Run,
+    options: BlockOptions,
+) -> Block:
+    """A student with surplus heads and neurons, by Adam under a fading penalty."""
+    kind = BlockParametrisation(_design(wanted, sizes).architecture)
+    problem = make_problem(train, kind)
+    start = kind.init(generator(run.seed, Stream.BLOCK_STARTS, attempt))
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], start)
+    steps = options.steps * (attempt + 1)
+    schedule = Schedule(
+        cosine_rates(options.rate, steps), np.geomspace(strength, _FADE * strength, steps)
+    )
+    walk = anneal(
+        params,
+        problem,
+        run,
+        schedule,
+        FirstOrderOptions(block=500, batch=options.batch, single=True),
+        stage=f"student {attempt + 1}",
+        weights={name: float("norm" not in name) for name in params},
+        rng=generator(run.seed, Stream.BLOCK_STARTS, attempt, 1),
+    )
+    found = jax.tree.map(lambda leaf: np.asarray(leaf[0], np.float64), walk.params)
+    finite = all(np.isfinite(leaf).all() for leaf in found.values())
+    return problem.to_layer(found if finite else start)
+
+
+def _descend(block: Block, train: Examples, run: Run, options: BlockOptions, stage: str) -> Block:
+    """Gauss-Newton on as many examples as the block needs; then, if that was exact, no more."""
+    kind = block.parametrisation
+    if kind.size() > _MOST_UNKNOWNS:
+        return block
+    limit = train.counting_limit(block.architecture)
+    count = min(train.n, max(64, math.ceil(options.examples * limit)))
+    problem = make_problem(train.sample(count, run.seed), kind)
+    found = descend_densely(kind.from_layer(block, problem.units), problem, run, stage=stage)
+    if not np.isfinite(found.loss):
+        return block
+    return problem.to_layer(found.params)
+
+
+def _shrink(
+    block: Block, train: Examples, select: Examples, run: Run, options: BlockOptions
+) -> Block:
+    """Leave out what an exact block does not need, as long as it stays exact."""
+    tolerance = _SURELY_NOTHING
+    while not run.is_over():
+        smaller = prune(block, train, tolerance)
+        if (smaller.n_heads, smaller.hidden) == (block.n_heads, block.hidden):
+            if tolerance > _SURELY_NOTHING:
+                return block
+            tolerance = _TOLERANCES[0]
+            continue
+        found = _descend(smaller, train, run, options, "Gauss-Newton, smaller")
+        if not relative_error(found, select) < EXACT:
+            return block
+        block = found
+    return block

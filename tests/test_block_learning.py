@@ -1,0 +1,155 @@
+"""Blocks learned from random examples: small ones exactly, and traps that must not be recovered."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mhalearn as mha
+from mhalearn import cli
+from mhalearn._runtime.programs import float64
+from mhalearn.judge.block_verdict import Asked, judge_block
+from mhalearn.layer.batches import make_chunk
+from mhalearn.learners.blocks.options import BlockOptions
+from mhalearn.learners.blocks.pruning import prune
+from mhalearn.run.outcome import Candidate
+from mhalearn.run.run import Run
+from mhalearn.solvers.dense_normal_equations import descend_densely
+from mhalearn.solvers.scaled_problem import make_problem
+
+SIZES = {"n_heads": 1, "d": 4, "hidden": 4}
+QUICK = BlockOptions(steps=6000, strengths=(1e-4, 3e-4))
+
+
+def data(block: mha.Block, n: int = 400, k: int = 3, seed: int = 0) -> mha.Examples:
+    x = mha.sample_inputs("gaussian", n, k, block.d, seed=seed)
+    return mha.Examples(x, block(x))
+
+
+def with_surplus(block: mha.Block, change: float = 0.0) -> mha.Block:
+    """The same function by two more neurons and a copied head, then moved a little."""
+    ff, heads = block.feed_forward, block.attention
+    order = [*range(ff.hidden), 0, 1]
+    shares = np.ones((ff.hidden + 2, 1))
+    shares[[0, 1]], shares[-2:] = 0.4, 0.6
+    rng = np.random.default_rng(3)
+    up = ff.up[:, order]
+    more = ff.replace(
+        up=up + change * rng.standard_normal(up.shape),
+        up_bias=ff.up_bias[order],
+        down=ff.down[order] * shares,
+    )
+    twice = heads.replace(
+        theta=heads.theta[[0, 0]],
+        w=heads.w[[0, 0]] * [[[0.3]], [[0.7]]],
+        key_vector=heads.key_vector[[0, 0]],
+    )
+    return block.replace(attention=twice, feed_forward=more)
+
+
+def test_pruning_finds_the_sizes_of_a_block_with_surplus() -> None:
+    block = mha.random_block(**SIZES, norm=None)
+    found = prune(with_surplus(block, 1e-4), data(block), 1e-5)
+    assert (found.n_heads, found.hidden) == (1, 4)
+    assert mha.compare(found, block).max_error < 0.01
+    fewer = prune(with_surplus(block), data(block), 1e-5, 1, 3)
+    assert fewer.hidden == 3
+
+
+@pytest.mark.parametrize("norm", [None, "post"])
+def test_gauss_newton_ends_at_rounding(norm: str | None) -> None:
+    block = mha.random_block(**SIZES, norm=norm, epsilon=1e-12)
+    kind = block.parametrisation
+    problem = make_problem(data(block, 200), kind)
+    rng = np.random.default_rng(0)
+    near = {
+        name: leaf + 0.02 * rng.standard_normal(leaf.shape) for name, leaf in block.params.items()
+    }
+    found = descend_densely(near, problem, Run(), stage="test")
+    assert found.loss < 1e-28
+    assert mha.compare(problem.to_layer(found.params), block).max_error < 1e-9
+
+
+@pytest.mark.slow
+def test_a_small_block_is_recovered() -> None:
+    block = mha.random_block(**SIZES, norm=None, seed=2)
+    examples = data(block)
+    model = mha.BlockRegressor(n_heads=1, hidden=4, options=QUICK).fit(examples)
+    assert model.outcome_ is mha.Outcome.RECOVERED, model.solution_.reason
+    assert mha.compare(model.block_, block).max_error < 1e-10
+    assert model.score(examples.arrays()[0], examples.arrays()[1]) == pytest.approx(1.0)
+    assert model.certificate_.recovered
+    assert model.certificate_.null_dimension == 0
+
+
+def judged(block: mha.Block, truth: mha.Block, asked: Asked, labels=None) -> mha.Outcome:
+    examples = data(truth)
+    if labels is not None:
+        x, y, _ = examples.arrays()
+        examples = mha.Examples(x, labels(y))
+    train, certify = examples.subset(slice(0, 300)), examples.subset(slice(300, 400))
+    return judge_block(Candidate(block), train, certify, asked, Run()).outcome
+
+
+def test_the_judge_of_blocks_is_not_fooled() -> None:
+    """By the truth itself where it is not determined, or told wrongly, or met by coarse labels."""
+    block = mha.random_block(**SIZES, norm=None)
+    found, told = Asked(None, None), Asked(1, 4)
+    assert judged(block, block, found) is mha.Outcome.RECOVERED
+    assert judged(block, block, told) is mha.Outcome.RECOVERED
+    assert judged(block, block, Asked(1, 5)) is mha.Outcome.NOT_IDENTIFIED
+    assert judged(with_surplus(block), block, found) is mha.Outcome.NOT_IDENTIFIED
+    coarse = judged(block, block, found, lambda y: y.astype(np.float32))
+    assert coarse is not mha.Outcome.RECOVERED
+    noisy = judged(
+        block, block, found, lambda y: y + 1e-6 * np.random.default_rng(0).random(y.shape)
+    )
+    assert noisy is mha.Outcome.FITTED
+    other = mha.random_block(**SIZES, norm=None, seed=9)
+    assert judged(other, block, found) is mha.Outcome.STUCK
+    few = data(block, 4)
+    verdict = judge_block(Candidate(block), few, None, found, Run())
+    assert verdict.outcome is mha.Outcome.TOO_FEW_EXAMPLES
+
+
+def test_neuron_values_are_what_outputs_are_made_of() -> None:
+    block = mha.random_block(**SIZES, norm="pre", activation="swiglu")
+    kind, ff, x = block.parametrisation, block.feed_forward, data(block, 5).arrays()[0]
+    with float64():
+        chunk = make_chunk(x, np.full(5, 3), key_vector=True, out_bias=True, causal=False)
+        given = jax.tree.map(jnp.asarray, (block.params, chunk))
+        values = np.asarray(kind.neuron_values(*given))
+    added = values @ ff.down + ff.down_bias
+    silent = block.replace(feed_forward=ff.replace(down=0 * ff.down, down_bias=0 * ff.down_bias))
+    assert np.abs(block(x) - silent(x) - added).max() < 1e-12
+
+
+def test_wrong_settings_of_a_block_are_refused() -> None:
+    block = mha.random_block(**SIZES)
+    x = data(block, 20).arrays()[0]
+    for settings, match in (
+        ({"hidden": "many"}, "hidden='many'"),
+        ({"n_heads": 0}, "n_heads=0"),
+        ({"norm": "both"}, "norm='both'"),
+        ({"activation": "tanh"}, "activation='tanh'"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            mha.BlockRegressor(**settings).fit(x, x)
+    with pytest.raises(ValueError, match="residual path"):
+        mha.BlockRegressor().fit(x, x[..., :2])
+
+
+@pytest.mark.slow
+def test_the_command_learns_a_block(tmp_path, capsys) -> None:
+    block = mha.random_block(**SIZES, norm=None, seed=2)
+    data(block, 60).save(tmp_path / "stream.safetensors")
+    said = ["learn", str(tmp_path / "stream.safetensors"), "--block", "--json", "--heads", "1"]
+    out = tmp_path / "block.safetensors"
+    code = cli.run([*said, "--hidden", "4", "--max-seconds", "1", "--out", str(out)])
+    told = json.loads(capsys.readouterr().out)
+    assert code == (0 if told["recovered"] else 3)
+    assert told["outcome"] in ("TIME_LIMIT", "RECOVERED")
+    assert isinstance(mha.load_layer(out), mha.Block)
+    assert cli.run([*said, "--residual"]) == 2
