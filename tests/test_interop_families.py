@@ -1,6 +1,8 @@
 """Attention of Hugging Face models, read from their weights, against their own modules."""
 
+import json
 import re
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -179,3 +181,20 @@ def test_the_table_of_the_docs_says_what_was_compared():
         assert name == family.name
         assert compared, f"{name} is not compared with Hugging Face's module"
         assert set(re.findall(r"\w+", fields)) == set().union(*(one[3] for one in compared))
+
+
+def test_the_share_of_transformer_lens_is_counted():
+    """By the classes of its registry, and by a sample of those of its models."""
+    kept = json.loads((ROOT / "benchmarks" / "results" / "transformer_lens.json").read_text())
+    read_by = kept["classes"]["read_by"]
+    read = {name for name, kind in read_by.items() if kind is not None}
+    assert all(read_by[name] in {*FAMILIES, "bert", "gpt2"} for name in read)
+    passed = Counter()
+    for stretch in kept["sample"]["passed"].values():
+        passed.update(stretch)
+    ours = sum(count for name, count in passed.items() if name in read)
+    page = " ".join((ROOT / "docs" / "interop.md").read_text().split())
+    assert f"Of the {len(read_by)} classes of models" in page
+    assert f"the attention of {len(read)} is read" in page
+    assert f"of {passed.total()} records of its verification history" in page
+    assert f"{ours} are of classes that are read" in page
