@@ -160,3 +160,4 @@ def test_a_llama_style_layer_is_read_where_nothing_is_rotated(mhalearn, tmp_path
     layer = mha.load_layer(out)
     assert (layer.n_heads, layer.causal) == (2, True)
     assert mhalearn("import", "torch", source, "--no-rope", "--out", out)[0] == 2
+    assert mhalearn("import", "torch", source, "--cross", "--out", out)[0] == 2

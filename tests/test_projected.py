@@ -295,7 +295,9 @@ def test_methods_for_softmax_heads_refuse_such_heads_by_name(given):
         mha.AttentionRegressor(2, "adam", head_dim=2, **given).fit(x, x)
 
 
-@pytest.mark.parametrize("name", ["Qwen2", "everything", "biases"])
+@pytest.mark.parametrize(
+    "name", ["Qwen2", "everything", "biases", "latent, not normalised", "DeepSeek-V3"]
+)
 def test_a_layer_is_certified_on_fresh_examples_and_another_is_not(name):
     layer = layer_of(name)
     x = mha.sample_inputs("gaussian", 300, K, D, seed=3)

@@ -65,6 +65,9 @@ def import_(
     no_rope: Annotated[
         bool, typer.Option("--no-rope", help="A Llama-style layer without rotary positions.")
     ] = False,
+    cross: Annotated[
+        bool, typer.Option("--cross", help="A decoder's layer that looks at the encoder.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Read one attention layer of a model as a layer file."""
@@ -74,12 +77,15 @@ def import_(
     if library is Library.TORCH:
         if no_rope:
             raise ValueError("--no-rope is for huggingface: torch's module has no such positions")
+        if cross:
+            raise ValueError("--cross is for huggingface: torch's module does not say what it sees")
         read = interop.from_torch_state(
             file, heads, layer_index=layer, causal=causal, prefix=prefix
         )
     else:
+        rope = False if no_rope else None
         read = interop.from_huggingface(
-            file, layer, heads, causal=causal, prefix=prefix, rope=False if no_rope else None
+            file, layer, heads, causal=causal, prefix=prefix, rope=rope, cross=cross
         )
     read.save(out)
     _tell(read, out, as_json)
