@@ -83,7 +83,15 @@ def _audit(
     evidence = gather(examples, reading, precision)
     context = Context((), evidence.precision, evidence.padded, examples.k)
     trial = evidence.trial(seed)
-    search = Search(trial, reading, context, evidence.floor, depth, began + max_seconds)
+    search = Search(
+        trial,
+        reading,
+        context,
+        evidence.floor,
+        lambda hypothesis: evidence.floor_of(hypothesis, reading),
+        depth,
+        began + max_seconds,
+    )
     conclusion = _conclude(search, evidence, reading, depth)
     return explain(evidence, reading, conclusion, trial.used, depth, time.monotonic() - began)
 

@@ -13,7 +13,7 @@ from mhalearn._runtime.precision import Precision, find_precision
 from mhalearn._runtime.types import Float64
 from mhalearn._runtime.validation import check_count
 from mhalearn.auditing.forward import Forward
-from mhalearn.auditing.precision import PRECISIONS, error_floors
+from mhalearn.auditing.precision import PRECISIONS, error_floor, error_floors
 from mhalearn.auditing.reading import Reading
 from mhalearn.auditing.trial import Hypothesis, Trial
 from mhalearn.data import Examples
@@ -36,6 +36,13 @@ class Evidence:
     precision: str
     floors: dict[str, float]
     floor: float
+
+    def floor_of(self, hypothesis: Hypothesis, claimed: Reading) -> float:
+        """That of a box which does what a hypothesis says: sharper attention rounds more."""
+        wide = self.precision == "float64"
+        reading = hypothesis.classes(claimed)[0][0]
+        own = error_floor(reading, self.forward, "float32" if wide else self.precision)
+        return max(self.floor, own)
 
     @property
     def padded(self) -> bool:

@@ -51,7 +51,8 @@ def explain(
     error = evidence.error(evidence.residual(Hypothesis(), claimed))
     residual = evidence.residual(hypothesis, claimed)
     left = evidence.error(residual)
-    explained = conclusion.explained and left <= 1.5 * hypothesis.allowed(evidence.floor, error)
+    floor = evidence.floor_of(hypothesis, claimed) if hypothesis.steps else evidence.floor
+    explained = conclusion.explained and left <= 1.5 * hypothesis.allowed(floor, error)
     findings: list[Finding] = []
     worth = explained or (left <= _REST and 1 - (left / error) ** 2 >= _WORTH)
     if hypothesis.steps and worth:
@@ -103,20 +104,22 @@ def _findings(
         before = error if len(steps) == 1 else evidence.error(evidence.residual(others, claimed))
         hidden = index >= len(steps) - conclusion.hidden
         sure = (_HIDDEN if hidden else _SURE) if explained else _PARTIAL * (1 - (left / error) ** 2)
-        # Rivals differ in the last step that rounding does not hide.
-        tied = index == len(steps) - conclusion.hidden - 1
-        ties = len(conclusion.rivals) if tied else 0
-        also = tuple(_say(claimed, one.steps[-1]) for one in conclusion.rivals) if tied else ()
-        found.append(_finding(claimed, step, before, left, sure / (1 + ties), also))
+        rivals = [one for one in conclusion.rivals if _stands_for(one, steps) == index]
+        also = tuple(_say(claimed, one.steps[-1]) for one in rivals)
+        found.append(_finding(claimed, step, before, left, sure / (1 + len(rivals)), also))
     found.sort(key=lambda one: (-one.confidence, -one.numbers["before"]))
     for rival in conclusion.rivals:
-        also = (_say(claimed, steps[len(steps) - conclusion.hidden - 1]),)
-        found.append(
-            _finding(
-                claimed, rival.steps[-1], error, left, _SURE / (1 + len(conclusion.rivals)), also
-            )
-        )
+        place = _stands_for(rival, steps)
+        ties = sum(_stands_for(one, steps) == place for one in conclusion.rivals)
+        also = (_say(claimed, steps[place]),)
+        found.append(_finding(claimed, rival.steps[-1], error, left, _SURE / (1 + ties), also))
     return found
+
+
+def _stands_for(rival: Hypothesis, steps: tuple[Step, ...]) -> int:
+    """Which step a rival has another for, by its last one: the one that it is without."""
+    kept = {step.edit.said for step in rival.steps[:-1]}
+    return next(i for i, step in enumerate(steps) if step.edit.said not in kept)
 
 
 def _finding(

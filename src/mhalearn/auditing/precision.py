@@ -22,18 +22,21 @@ def error_floors(reading: Reading, forward: Forward) -> dict[str, float]:
     Measured, not derived: the claimed layer is computed with every step rounded to the format, as a
     box would, and compared with itself.
     """
+    return {name: error_floor(reading, forward, name) for name in PRECISIONS}
+
+
+def error_floor(reading: Reading, forward: Forward, name: str) -> float:
+    """That of one precision."""
+    if name == "float64":
+        return _DOUBLE
     few = slice(_MOST)
     exact = forward.some(few)
-    rows = exact.rows
-    truth = exact.outputs(reading)[rows]
+    truth = exact.outputs(reading)[exact.rows]
     size = float(np.sqrt(np.mean(truth**2))) or 1.0
-    floors = {"float64": _DOUBLE}
-    for name in PRECISIONS[1:]:
-        with np.errstate(over="ignore", invalid="ignore"):
-            rounded = forward.some(few, name).outputs(reading)[rows]
-        error = float(np.sqrt(np.mean((rounded - truth) ** 2))) / size
-        floors[name] = _ROOM[name] * error if np.isfinite(error) else 1.0
-    return floors
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = forward.some(few, name).outputs(reading)[exact.rows]
+    error = float(np.sqrt(np.mean((rounded - truth) ** 2))) / size
+    return _ROOM[name] * error if np.isfinite(error) else 1.0
 
 
 def finest(error: float, floors: dict[str, float]) -> str | None:

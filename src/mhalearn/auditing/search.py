@@ -18,6 +18,8 @@ from mhalearn.auditing.trial import Attempt, Hypothesis, State, Trial
 _FITTED = 4
 # Attempts that leave up to so much more, squared, may explain as well, and how many are kept.
 _TIE, _MOST_EQUAL = 1.3, 8
+# Attempts of which it is measured what a box like them rounds, where they leave at most so much.
+_MEASURED, _MOSTLY = 3, 0.2
 # Pairs from which a third change is looked for.
 _BEAM = 3
 # Of a residual that rounding may have left, a change must explain so much to be believed, and the
@@ -36,7 +38,8 @@ class Found:
 class Search:
     """Looks for what a box does, on a trial's sequences.
 
-    floor: the relative error below which a box is right. depth: changes made together, at most.
+    floor: the relative error below which a box is right; floor_of: that of a box which does what a
+    hypothesis says. depth: changes made together, at most.
     """
 
     def __init__(
@@ -45,11 +48,13 @@ class Search:
         claimed: Reading,
         context: Context,
         floor: float,
+        floor_of: Callable[[Hypothesis], float],
         depth: int,
         deadline: float,
     ) -> None:
         self.trial, self.claimed, self.context = trial, claimed, context
-        self.floor, self.depth, self.deadline = floor, depth, deadline
+        self.floor, self.floor_of = floor, floor_of
+        self.depth, self.deadline = depth, deadline
         self.before = 0.0  # the claim's relative error
 
     def run(self) -> Found:
@@ -62,7 +67,18 @@ class Search:
             equal = self._deeper(attempts)
         if not equal:
             return self._partial(start, attempts)
-        return Found(tuple(one.hypothesis for one in equal), True)
+        found = [one.hypothesis for one in equal]
+        for index in range(len(found[0].steps) - 1):
+            found += self._instead(found[0], index)
+        return Found(tuple(found), True)
+
+    def _instead(self, best: Hypothesis, index: int) -> list[Hypothesis]:
+        """Other changes that would do in the place of one, with the others as they are."""
+        others = Hypothesis(best.steps[:index] + best.steps[index + 1 :])
+        attempts = self._level(self.trial.state(others, self.claimed))
+        taken = best.steps[index].edit.said
+        equal = self._explaining(attempts)
+        return [one.hypothesis for one in equal if one.step.edit.said != taken]
 
     def smaller(self, hypothesis: Hypothesis) -> Attempt | None:
         """A further change that rounding would hide, were it not for its direction.
