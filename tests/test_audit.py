@@ -175,6 +175,17 @@ def test_a_fault_outside_the_catalogue_is_unexplained_and_its_place_is_told(inde
     assert found.findings[0].name == "unexplained"
 
 
+def test_what_nothing_explains_is_learned_and_compared_head_by_head() -> None:
+    claimed = mha.random_layer(n_heads=2, d=4, seed=3)
+    theta = claimed.theta.copy()
+    theta[1] += np.random.default_rng(0).standard_normal((4, 4))
+    found = mha.audit(claimed, claimed.replace(theta=theta), n=200, k=6, depth=1)
+    assert found.learned is not None, str(found)
+    assert found.learned.heads == (1,)
+    assert found.learned.theta_errors[0] < 1e-6 < 0.1 < found.learned.theta_errors[1]
+    assert "it differs in head 2 (Theta by" in str(found)
+
+
 def test_the_catalogue_names_each_fault_once_with_the_issues_it_was_seen_in() -> None:
     names = [fault.name for fault in FAULTS]
     assert len(names) == len(set(names)) >= 25

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mhalearn._runtime.validation import check_count
 from mhalearn.auditing.evidence import Evidence, ask, gather
 from mhalearn.auditing.explain import Conclusion, explain
 from mhalearn.auditing.fault import Context
+from mhalearn.auditing.learned import learn_instead
 from mhalearn.auditing.reading import Reading, read_layer
 from mhalearn.auditing.result import Audit
 from mhalearn.auditing.rivals import choose
@@ -51,7 +53,8 @@ def audit(
     tokens, drawn as in `sample_inputs`.
     precision: what the box computes in, "float32" or "bfloat16" for instance; by default what its
     labels are rounded to. depth: faults that are looked for together, at most.
-    max_seconds: after which no further pair of faults is tried.
+    max_seconds: after which no further pair of faults is tried. What is left of it goes into
+    learning the layer that the box does compute, where nothing explains it and examples suffice.
 
     Source: none; a catalogue of edits of the forward pass, each tried and its number fitted.
     Cost: a forward pass of a few sequences for each of some hundred edits; pairs of them where one
@@ -68,7 +71,12 @@ def audit(
     reading = read_layer(layer)
     examples = ask(box_or_examples, layer, n, k, inputs, seed)
     with one_lapack_thread():  # for many small products
-        return _audit(examples, reading, precision, depth, began, max_seconds, seed)
+        found = _audit(examples, reading, precision, depth, began, max_seconds, seed)
+    if found.explained:
+        return found
+    left = began + max_seconds - time.monotonic()
+    learned = learn_instead(layer, examples, left)
+    return replace(found, learned=learned, seconds=time.monotonic() - began)
 
 
 def _audit(

@@ -42,7 +42,7 @@ def render(audit: Audit) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"number": number}
+    environment.filters |= {"number": number, "capitalize_first": _capital}
     headline, tone = "The box computes what was claimed", "good"
     if not audit.ok:
         headline, tone = "The box computes something else", "fair" if audit.explained else "bad"
@@ -57,8 +57,12 @@ def render(audit: Audit) -> str:
     )
 
 
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
 def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+    return f"{_capital(text)}."
 
 
 def _pairs(audit: Audit) -> list[Pair]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mhalearn.auditing.learned import Learned
 from mhalearn.auditing.shown import Shown
 from mhalearn.auditing.unexplained import Locus
 
@@ -58,7 +59,8 @@ class Audit:
     with the findings taken into account; None where something stays unexplained. error: the
     relative root-mean-square error of the claim, and floor: that of a right box.
     explained: whether the findings account for all that differs. locus: where the rest lies.
-    shown: rows to look at.
+    shown: rows to look at. learned: the layer that the box does compute, where no fault explains it
+    and it could be learned.
     """
 
     ok: bool
@@ -75,6 +77,7 @@ class Audit:
     depth: int
     seconds: float
     shown: Shown | None = field(default=None, repr=False, compare=False)
+    learned: Learned | None = None
 
     def __str__(self) -> str:
         """The findings, one a line."""
@@ -88,6 +91,7 @@ class Audit:
             f"precision has at most {self.floor:.1e}"
         ]
         lines += [f"- {one.sentence} [{one.name}, {one.confidence:.0%}]" for one in self.findings]
+        lines += [] if self.learned is None else [f"- {self.learned.describe()}"]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,6 +104,7 @@ class Audit:
             "explained": self.explained,
             "findings": [one.to_dict() for one in self.findings],
             "locus": None if self.locus is None else self.locus.to_dict(),
+            "learned": None if self.learned is None else self.learned.to_dict(),
             "sequences": self.n_sequences,
             "tokens": self.n_tokens,
             "edits_tried": self.n_tried,
