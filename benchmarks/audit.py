@@ -41,9 +41,11 @@ SEQUENCES, PAIRS, CLEAN = 48, 60, 200
 _INVISIBLE = 0.5
 
 
-def audited(subject: Any, box: Box, x: Any, lengths: Any = None, **options: Any) -> Record:
-    """What an audit of a box says, in short."""
-    y = box(x, lengths)
+def audited(
+    subject: Any, box: Box, x: Any, lengths: Any = None, y: Any = None, **options: Any
+) -> Record:
+    """What an audit of a box says, in short; y: its answers, where they are there already."""
+    y = box(x, lengths) if y is None else y
     if not np.isfinite(np.asarray(y, np.float64)).all():
         return {"skipped": "the box gives numbers that are not finite"}
     examples = mha.Examples(np.asarray(x, np.float32), y, lengths)
@@ -228,12 +230,10 @@ def large() -> Iterator[tuple[Record, Any]]:
 
 
 def timed(subject: Any, box: Box, x: Any) -> Record:
-    began = time.monotonic()
     y = box(x)
-    asked = time.monotonic() - began
     began = time.monotonic()
-    found = audited(subject, box.with_(hooks={"output": lambda _, __, ___: y}), x[:, :, :])
-    return found | {"seconds": round(time.monotonic() - began - asked, 1)}
+    found = audited(subject, box, x, y=y)
+    return found | {"seconds": round(time.monotonic() - began, 1)}
 
 
 # Cases of each study before the next one has its turn.
