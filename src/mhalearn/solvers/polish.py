@@ -103,9 +103,9 @@ def minimise(
 ) -> Minimum:
     """Descend from parameters until nothing improves.
 
-    Steps get more exact, and dearer, where cheaper ones no longer gain. Where factors are moved and
-    conjugate gradients do not solve for their step, W is eliminated, as long as rows are many; and
-    where the examples of `problem` say too little to solve for steps, those of `whole` take over.
+    Steps get more exact, and dearer, where cheaper ones no longer gain. Where the examples of
+    `problem` say too little to solve for steps, those of `whole` take over; where factors are moved
+    and these do not help either, W is eliminated, as long as rows are many.
     Cost: some tens of forward passes a step, some hundred where nothing is eliminated.
     """
     whole = problem if whole is None else whole
@@ -115,6 +115,8 @@ def minimise(
         gears = _list_gears(problem.parametrisation)
         return _descend(params, problem, run, gears, stage, max_steps, whole)[0]
     found, solved = _descend(params, problem, run, [CUT_SHORT], stage, max_steps, problem)
+    if not (solved or found.loss < ROUNDING or run.is_over()) and whole.rows > problem.rows:
+        found, solved = _descend(found.params, whole, run, [CUT_SHORT], stage, max_steps, whole)
     # Labels that are not met to rounding are noise, which only all examples average out.
     for given in [problem] if whole.rows <= problem.rows else [problem, whole]:
         if solved or found.loss < ROUNDING or run.is_over():
@@ -149,7 +151,7 @@ def _descend(
 ) -> tuple[Minimum, bool]:
     """Descend by some kinds of steps, one after the other; and whether all steps were solved for.
 
-    The last of steps that are cut short is the first that was not.
+    The last of steps that are cut short is the first that was not, and gained little.
     """
     gear, loss, converged = 0, float("inf"), False
     state = init_state(jax.tree.map(lambda leaf: leaf[None], params))
@@ -161,7 +163,7 @@ def _descend(
         run.emit(stage, step, loss, at_hand=partial(best_layer, state, problem))
         if run.is_over():
             break
-        if not solved and gears[gear] is CUT_SHORT:
+        if gears[gear] is CUT_SHORT and not (solved or loss < _LITTLE * before):
             break
         if whole.rows > problem.rows and not solved:
             problem, gear, state = whole, 0, reset_damping(state)

@@ -48,10 +48,13 @@ _SETTLING, _SLOWER = 0.4, 0.3
 _FIRST_STEPS, _NO_RANK = 12, 0.02
 # A student that leaves more than this share of the labels is hardly worth polish.
 _PROMISING = 1e-2
+# One that leaves less than this has found its heads; and less than the second, settled: more steps
+# would do slowly what polish does fast.
+_FOUND, _SETTLED = 1e-5, 1e-6
 
 
 # Attempts, and times the counting limit of examples that polish the layer.
-_ATTEMPTS, _POLISHED = 4, 8.0
+_ATTEMPTS, _POLISHED = 4, 16.0
 
 
 def learn_factored(
@@ -220,7 +223,9 @@ def anneal_factors(
         problem,
         run,
         Schedule(cosine_rates(top, steps), strengths),
-        FirstOrderOptions(block=_BLOCK, batch=batch, single=True),
+        FirstOrderOptions(
+            block=_BLOCK, batch=batch, single=True, goal=_FOUND if penalised else _SETTLED
+        ),
         stage=stage,
         weights=Factors(1.0, 1.0, 1.0, 1.0, 0.0),  # type: ignore[arg-type]
         rng=rng,
