@@ -1,4 +1,4 @@
-"""Draw docs/images/text.svg from benchmarks/results/text.json: error against seconds, beside Adam."""
+"""Draw docs/images/text.svg from benchmarks/results/text.json: errors against seconds."""
 
 import sys
 from pathlib import Path
