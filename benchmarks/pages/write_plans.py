@@ -233,11 +233,11 @@ def write(records: list[Record]) -> str:
         "span "
         "that is only half right, and decoding does the rest. "
         f"Above {WIDE} features the examples are drawn once and held in memory, which the "
-        f"seconds leave out, and decoding ends at an error of {DECODED.decode_goal:.0e}. Seconds are "
-        "of machines that did other work beside it, the last two lines' by far the most: upper "
+        f"seconds leave out, and decoding ends at an error of {DECODED.decode_goal:.0e}. Seconds "
+        "are of machines that did other work beside it, the last two lines' by far the most: upper "
         "bounds. Five heads (d = 24, k = 3) are not measured: as matched rows become rarer with "
-        "every head ([phases](phases.md)), they ask for more examples than two cores draw in "
-        "minutes.",
+        "every head ([phases](phases.md)), we expect them to ask for more examples than two "
+        "cores draw in minutes.",
         "### Is it the phases?",
         "Decoding from the truth with every Theta_i moved by 0.3, 0.6 and 1 of its norm in a "
         "random "
