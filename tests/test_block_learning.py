@@ -84,6 +84,18 @@ def test_a_small_block_is_recovered() -> None:
     assert model.certificate_.null_dimension == 0
 
 
+@pytest.mark.slow
+def test_sizes_that_are_told_are_kept_where_nothing_fits() -> None:
+    x = mha.sample_inputs("gaussian", 200, 3, 4, seed=0)
+    y = np.random.default_rng(1).standard_normal(x.shape)
+    hasty = BlockOptions(steps=500, strengths=(1e-4,))
+    model = mha.BlockRegressor(n_heads=1, hidden=2, options=hasty).fit(x, y)
+    assert model.outcome_ is mha.Outcome.STUCK
+    assert model.block_.n_heads == 1
+    assert model.block_.hidden <= 2
+    assert not model.certificate_.recovered
+
+
 def judged(block: mha.Block, truth: mha.Block, asked: Asked, labels=None) -> mha.Outcome:
     examples = data(truth)
     if labels is not None:

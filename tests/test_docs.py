@@ -79,6 +79,7 @@ def test_pages_build_strictly(tmp_path: Path) -> None:
     "page",
     [
         "audit",
+        "block",
         "gradient",
         "hard",
         "open_questions",

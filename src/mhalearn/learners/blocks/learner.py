@@ -73,9 +73,9 @@ def learn_block(
         student = anneal_student(train, wanted, sizes, attempt, strength, run, options)
         loss = relative_error(student, select)
         run.emit("student", attempt, loss, detail=f"{student!r}, on held-out examples")
-        if loss < best_loss:
-            best, best_loss = student, loss
-        found = student
+        found = prune(student, train, _TOLERANCES[-1], wanted.n_heads, wanted.hidden)
+        if (crude := relative_error(found, select)) < best_loss or best is None:
+            best, best_loss = found, crude
         for tolerance in _TOLERANCES if loss < _HOPELESS else ():
             pruned = prune(student, train, tolerance, wanted.n_heads, wanted.hidden)
             found = _descend(pruned, train, run, options, f"Gauss-Newton {attempt + 1}")
@@ -83,7 +83,7 @@ def learn_block(
             if loss < EXACT:
                 found = _shrink(found, train, select, run, options)
                 loss = relative_error(found, select)
-            if loss < best_loss or (best is student and wanted.hidden is not None):
+            if loss < best_loss:
                 best, best_loss = found, loss
             if loss < EXACT or run.is_over():
                 break
