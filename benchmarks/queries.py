@@ -119,7 +119,7 @@ LINES = {
     "4 heads, d = 8, causal, last row": Line(causal(4, 8), 8, 1e-12, last_row, 4, {"causal": True}),
 } | {
     f"parity, {m} heads, d = 12": Line(
-        parity(m, 12), 12, 1e-6, heads=m, options={"max_length": 4, "max_calls": 1500}
+        parity(m, 12), 12, 1e-6, heads=m, options={"max_calls": 400, "max_seconds": 40.0}
     )
     for m in (4, 6, 8)
 }

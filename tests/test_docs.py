@@ -85,6 +85,7 @@ def test_pages_build_strictly(tmp_path: Path) -> None:
         "open_questions",
         "phases",
         "plans",
+        "queries",
         "real",
         "reasons",
         "rotary",

@@ -6,6 +6,7 @@ import pytest
 import mhalearn as mha
 from mhalearn.data import box as boxes
 from mhalearn.data.box import BoxFailed
+from mhalearn.learners.queries.domain import mantissa_unit
 from mhalearn.learners.queries.extension import count_extension_calls, design_extension, extend
 from mhalearn.learners.queries.forms import AnyBox
 from mhalearn.learners.queries.plane import design_plane, find_heads_in_plane
@@ -168,6 +169,13 @@ def test_coarse_answers_are_not_called_exact():
     found = mha.extract(lambda x: LAYER(x) + 1e-3 * noise.standard_normal(x.shape), 5, 3)
     assert found.outcome is mha.Outcome.FITTED
     assert mha.compare(found.layer, LAYER).max_error < 0.05
+
+
+def test_bits_of_coarse_answers_are_counted():
+    y = np.random.default_rng(0).standard_normal((3, 4))
+    part, power = np.frexp(y)
+    assert mantissa_unit(np.ldexp(np.round(part * 2**12) / 2**12, power)) == 2.0**-12
+    assert mantissa_unit(y) == mantissa_unit(np.zeros((2, 2))) == 0.0
 
 
 def test_a_box_that_is_no_layer_is_not_recovered():

@@ -21,7 +21,7 @@ from mhalearn.estimator import AttentionRegressor
 from mhalearn.judge.solution import Solution
 from mhalearn.layer.architecture import Architecture
 from mhalearn.learners.queries.algebra import PLANE, AlgebraFound, find_by_algebra
-from mhalearn.learners.queries.domain import Domain, half_sharp_size, make_domain
+from mhalearn.learners.queries.domain import Domain, half_sharp_size, make_domain, mantissa_unit
 from mhalearn.learners.queries.forms import AnyBox
 from mhalearn.learners.queries.learner import FromSketch
 from mhalearn.learners.queries.session import Budget, BudgetSpent, Session, Step
@@ -216,7 +216,7 @@ class _Search:
                 "the budget does not allow one sequence: raise max_calls, max_tokens, max_scalars"
             ) from None
         self._x, self._y = x, answer
-        self._unit = label_precision(Examples(x, answer)).unit
+        self._unit = max(label_precision(Examples(x, answer)).unit, mantissa_unit(answer))
         try:
             self._repeated = self._session.ask_again(x[0], answer[0], AGAIN)
         except BudgetSpent as spent:

@@ -18,7 +18,7 @@ from mhalearn.learners.queries.extension import (
     design_extension,
     extend,
 )
-from mhalearn.learners.queries.plane import PlaneHeads, design_plane, find_heads_in_plane
+from mhalearn.learners.queries.plane import HOPELESS, PlaneHeads, design_plane, find_heads_in_plane
 from mhalearn.learners.queries.session import Session
 
 PLANE, EXTENSION = "heads on a plane", "heads on all features, to first order"
@@ -56,6 +56,8 @@ def find_by_algebra(
         heads = find_heads_in_plane(calls, answers, 1e-16, n_heads)
         if heads is not None and heads.residual < _EXACT:
             break
+        if heads is None or heads.residual > HOPELESS:
+            return None
     else:
         return None
     slope = float(np.sqrt(np.mean(heads.p**2 + heads.s**2)))

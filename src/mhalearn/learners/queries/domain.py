@@ -80,6 +80,18 @@ def half_sharp_size(sizes: Float64, answers: NDArray[Any]) -> float:
     )
 
 
+def mantissa_unit(answers: NDArray[Any]) -> float:
+    """2^-b where all answers have at most b < 48 bits of mantissa, as coarse ones in a wide type
+    have; zero otherwise."""
+    bits = np.ascontiguousarray(answers, np.float64).view(np.uint64) & np.uint64(2**52 - 1)
+    together = int(np.bitwise_or.reduce(bits, axis=None))
+    if together == 0:
+        return 0.0
+    trailing = (together & -together).bit_length() - 1
+    used = 53 - trailing
+    return 2.0**-used if used < 48 else 0.0
+
+
 def make_domain(inputs: Any, d: int) -> Domain:
     """The domain that a caller names: "any", "cube", a radius, or an array of tokens (v, d)."""
     if isinstance(inputs, str):

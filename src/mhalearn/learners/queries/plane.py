@@ -33,6 +33,8 @@ _LARGEST = (60.0, 8.0, 500.0)  # one after the other, until the heads explain th
 _REFINED = 8
 # What heads may leave of the answers, relative to them, to be all there are.
 _EXACT = 1e-11
+# What heads leave where answers are not those of a layer; a head that a grid missed leaves less.
+HOPELESS = 0.03
 # Points closer than this, relative to their size, are one.
 _SAME = 1e-3
 
@@ -133,7 +135,7 @@ def find_heads_in_plane(
         points = _refine_together(calls, points, centred, away)
         found = _read_off(calls, points, labels, relative)
         best = found if best is None or found.residual < best.residual else best
-        if best.residual < max(_EXACT, unit):
+        if best.residual < max(_EXACT, unit) or best.residual > HOPELESS:
             break
     return best
 
@@ -159,7 +161,7 @@ def _search(
         return left
 
     ends = [
-        least_squares(residual, side[list(place)], xtol=1e-15, ftol=1e-15, gtol=1e-15)
+        least_squares(residual, side[list(place)], xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=60)
         for place in starts
     ]
     found: list[Float64] = []

@@ -1,0 +1,220 @@
+"""Write docs/queries.md from what queries.py, query_conditioning.py and plan.py measured."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
+
+import numpy as np
+
+from benchmarks import DOCS
+from benchmarks.ledger import Record, read_runs
+from benchmarks.queries import LINES, published
+
+OUT = DOCS / "queries.md"
+
+INTRO = """# A box that can be asked
+
+Random examples are all that Chen and Li allow. Who holds a box can ask it about sequences of her
+own choice:
+
+```python
+import mhalearn as mha
+
+box = mha.random_layer(n_heads=6, d=8, scale=2.0, seed=0)  # stands in for any black box
+found = mha.extract(box, d=8, max_calls=40)
+
+assert found.outcome is mha.Outcome.RECOVERED, found.reason
+assert found.layer.n_heads == 6 and not found.random_starts  # found, not told
+assert found.calls <= 40
+```
+
+On the command line: `mhalearn extract boxes:attention --dim 8 --max-calls 40 --checkpoint
+answers.sqlite`, where `boxes.py` has a function `attention`. The box may take many sequences at
+once or one a call, and answer at all rows, at the last row, or with one number. A call is one
+sequence. Every answer is kept as it comes, so that a run that broke pays for none of them again.
+
+## The idea
+
+![sigmoids, points, conditioning](images/queries.svg)
+
+**A plane.** Tokens g (alpha u + t_j v) of one call differ along v alone. Head i then attends
+along one line, with a slope that two numbers give, p_i = u Theta_i v and s_i = v Theta_i v, and
+adds v W_i times a sigmoid of that slope (left). Write all rows of four such calls below each
+other: the rank of that matrix is the number of heads, and a head is a point (p, s) whose
+sigmoids lie in its column space (middle). A grid over two numbers finds all of them; there is
+nothing to start from, and no local minimum to be caught in.
+
+**Off the plane.** Tokens moved by a millionth off the plane change the answers linearly in all
+W_i, in Theta_i v, u Theta_i and v Theta_i: one linear least squares problem.
+
+**The rest.** With W known, small logits make the answers nearly linear in Theta; Gauss-Newton
+ends it on random sequences, of which some certify: the judge is that of `learn`.
+
+Where answers are coarse or random, where there is one output, or tokens of a cube or a
+vocabulary, there is no such plane: random sequences of a size that makes attention neither flat
+nor sharp go to the exact solver, which makes random starts. `Extraction.random_starts` says
+which it was.
+"""
+
+PAPERS = """## What papers have, and what is ours
+
+Sequences of one token show the sum of all W, and a token repeated n times makes the answer a
+rational function of n whose poles separate the heads: so 2608.03294 proves that 4 H d^2 - 2 H +
+1 scalars, one a call at the last token, determine a layer in exact arithmetic. ePrint 2026/1678
+reports d = 8 with six heads to 2^-51. 2601.16873 treats one head. None has code that we could
+find. Ours are the plane in place of the poles, the linear step off it, and the
+tables above; on the right of the figure, the matrix that each asks to be inverted.
+"""
+
+OPEN = """## Not reached
+
+Parity layers (`hard_layer`): their heads write along one direction, so that the answers have rank
+one, algebra sees one head, and random starts did not find them in the time they had; the lines
+above say so. Heads that are rotary or grouped, layers of many narrow heads (d = 64), and growth of
+the calls with the rank of heads were not measured: `extract` refuses the former, and knows a rank
+only in the fit. No call is chosen to raise the smallest singular value of the Jacobian yet. Fresh
+sequences are few near a budget, and the certificate's share of inputs is small accordingly.
+"""
+
+RESPONSIBLE = """## Responsible use
+
+Ask only boxes that are yours, or whose owner allows it: terms of service often forbid
+extraction, and weights may be somebody's property. A box that answers at all rows with all its
+digits gives its weights away in some forty calls: who serves attention outputs should know that.
+Rounding costs an attacker calls and digits, as the table shows, and prevents nothing by itself.
+Inner layers of a language model cannot be had in this way through its token interface.
+"""
+
+
+def main() -> None:
+    OUT.write_text(
+        INTRO
+        + "\n"
+        + _table(read_runs("queries"))
+        + "\n"
+        + _conditioning(read_runs("query_conditioning"))
+        + "\n"
+        + _plan(read_runs("plan"))
+        + "\n"
+        + OPEN
+        + "\n"
+        + PAPERS
+        + "\n"
+        + RESPONSIBLE
+    )
+
+
+def _table(runs: list[Record]) -> str:
+    lines = [
+        "## Measured",
+        "",
+        "Written by `benchmarks/pages/write_queries.py` from `benchmarks/results/queries.json`. A",
+        "line is one setting, a teacher a seed. Good: every parameter to the goal. Calls and",
+        "scalars are medians and all that was asked, certifying calls among them.",
+        "Random starts: runs that made any. Seconds are of the processor, medians on a busy",
+        "machine. Error over bound: root",
+        "mean square over parameters, over the Cramer-Rao bound of the calls that were fitted,",
+        "median. Heads are told where starts are random. `random` and `cube` are random sequences,",
+        "Gaussian or +-1, with the same budget. A run that is not certified had none to spare. "
+        f"Published at d = 8, six heads: {published(6, 8)} scalars.",
+        "",
+        "| setting | good | goal | worst error | recovered | calls | scalars | random starts "
+        "| error over bound | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, line in LINES.items():
+        mine = [run for run in runs if run["line"] == name]
+        if mine:
+            lines.append(_row(name, line.goal, mine))
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, goal: float, runs: list[Record]) -> str:
+    errors = [np.inf if run.get("error") is None else run["error"] for run in runs]
+    good = sum(error <= goal for error in errors)
+    recovered = sum(run.get("outcome") == "RECOVERED" for run in runs)
+    over = [run["over_bound"] for run in runs if run.get("over_bound") is not None]
+    starts = sum(bool(run.get("random_starts")) for run in runs)
+
+    def median(what: str) -> float:
+        return float(np.median([run[what] for run in runs if what in run]))
+
+    cells = (
+        name,
+        f"{good}/{len(runs)}",
+        f"{goal:.0e}",
+        f"{max(errors):.1e}",
+        f"{recovered}/{len(runs)}",
+        f"{median('calls'):.0f}",
+        f"{median('scalars'):.0f}",
+        f"{starts}/{len(runs)}",
+        f"{np.median(over):.2f}" if over else "-",
+        f"{median('processor_seconds'):.1f}",
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def _conditioning(runs: list[Record]) -> str:
+    lines = [
+        "**Conditioning against heads** (`benchmarks/query_conditioning.py`, d = 8, eight tokens,",
+        "four calls a plane). Found: the number of heads and all of their points.",
+        "",
+        "| heads | found | worst error of p | condition of the plane | of the poles |",
+        "|---|---|---|---|---|",
+    ]
+    for m in sorted({run["m"] for run in runs}):
+        mine = [run for run in runs if run["m"] == m]
+        errors = [run["error"] for run in mine if run["error"] is not None]
+        found = sum(error < 1e-4 for error in errors)
+        plane, poles = (
+            float(np.median([run[name] for run in mine]))
+            for name in ("condition", "condition_of_poles")
+        )
+        worst = f"{max(errors):.0e}" if errors else "-"
+        lines.append(f"| {m} | {found}/{len(mine)} | {worst} | {plane:.0f} | {poles:.0e} |")
+    return "\n".join(lines) + "\n"
+
+
+def _plan(runs: list[Record]) -> str:
+    lines = [
+        "## Plan before paying",
+        "",
+        '`mha.plan(mha.Architecture(8, n_heads=6), 1e-6, labels="float32")`, or `mhalearn plan',
+        "--dim 8 --heads 6 --error 1e-6 --labels float32`, says how many examples or calls a",
+        "wanted parameter error takes, from the Fisher information of a layer of that class.",
+        "Achieved over predicted error (`benchmarks/plan.py`, the layer itself in place of a",
+        "guess; range over teachers):",
+        "",
+        "| heads, d | labels | ratio 2 | ratio 4 | ratio 8 |",
+        "|---|---|---|---|---|",
+    ]
+    for m, d in sorted({(run["heads"], run["d"]) for run in runs}, reverse=True):
+        for labels in ("float64", "float32", "bfloat16"):
+            cells = []
+            for ratio in (2.0, 4.0, 8.0):
+                found = [
+                    run["achieved"] / run["predicted"]
+                    for run in runs
+                    if (run["heads"], run["d"], run["labels"], run["ratio"])
+                    == (m, d, labels, ratio)
+                ]
+                cells.append(f"{min(found):.2f} to {max(found):.2f}")
+            lines.append(f"| {m}, {d} | {labels} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        f"Errors of rounded labels were {_worst(runs)} times what was predicted. In double",
+        "precision what counts is how the box computes, which no plan knows: there the constant",
+        "was measured on the first shape, and the prediction is one of magnitude.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _worst(runs: list[Record]) -> str:
+    """The largest ratio or inverse ratio of labels that are rounded."""
+    ratios = [run["achieved"] / run["predicted"] for run in runs if run["labels"] != "float64"]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+if __name__ == "__main__":
+    main()
