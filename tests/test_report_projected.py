@@ -32,7 +32,10 @@ def solution_of(name):
     return Solution(learned, Outcome.FITTED, [], "a test", settings=settings, example=shown), truth
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in ("Qwen2", "T5") else pytest.mark.slow) for n in NAMES],
+)
 def test_heads_are_drawn_beside_those_of_the_truth(name):
     solution, truth = solution_of(name)
     text = render(solution, truth)

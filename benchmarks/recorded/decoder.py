@@ -18,13 +18,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from benchmarks.recorded.small import WORDS, word_sequences
+from benchmarks.recorded.small import WORDS, train_words, word_sequences
 from mhalearn import Architecture, Examples, ProjectedLayer, Rope
 
 D, HEADS, GROUPS, WIDTH, LAYERS, HIDDEN = 96, 6, 2, 16, 3, 256
-STEPS, BATCH, RATE, EPSILON = 1500, 32, 3e-3, 1e-5
+STEPS, EPSILON = 1500, 1e-5
 ROPE = Rope(base=10000.0)
 KEPT = Path(__file__).parents[1] / "results"
 LAYER, SENTENCES, LONGEST = 1, 24, 32
@@ -84,31 +83,8 @@ def _run(params: Params, numbers: Any, layer: int | None = None) -> Any:
 
 def train(seed: int = 0) -> tuple[Params, float]:
     """The parameters, and the loss of the last hundred steps."""
-    numbers, _ = word_sequences()
-    params = _init(seed)
-    adam = optax.adam(optax.warmup_cosine_decay_schedule(0.0, RATE, 100, STEPS))
-
-    def loss(params: Params, batch: Any) -> Any:
-        said = optax.softmax_cross_entropy_with_integer_labels(
-            _run(params, batch)[:, :-1], batch[:, 1:]
-        )
-        counts = batch[:, 1:] > 0
-        return jnp.sum(said * counts) / jnp.sum(counts)
-
-    @jax.jit
-    def step(params: Params, memory: Any, batch: Any) -> Any:
-        value, slope = jax.value_and_grad(loss)(params, batch)
-        updates, memory = adam.update(slope, memory)
-        return optax.apply_updates(params, updates), memory, value
-
-    memory, order = adam.init(params), np.arange(STEPS * BATCH) % len(numbers)
-    losses = []
-    for at in range(STEPS):
-        params, memory, value = step(params, memory, numbers[order[at * BATCH :][:BATCH]])
-        losses.append(float(value))
-        if at % 100 == 0 or at == STEPS - 1:
-            print(f"small decoder, step {at}: loss {losses[-1]:.2f}", flush=True)
-    return {name: np.asarray(leaf) for name, leaf in params.items()}, float(np.mean(losses[-100:]))
+    params, losses = train_words(_init(seed), _run, "small decoder", STEPS)
+    return params, float(np.mean(losses[-100:]))
 
 
 def keep(params: Params, loss: float, folder: Path = KEPT) -> None:

@@ -5,6 +5,7 @@ kept under build/ and are made anew where they are missing.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -115,13 +116,22 @@ def _run(params: Params, numbers: Any, layer: int | None = None) -> Any:
 
 
 def _train(seed: int) -> Params:
+    return train_words(_init(seed), _run, "small transformer", STEPS)[0]
+
+
+def train_words(
+    params: Params, run: Callable[[Params, Any], Any], name: str, steps: int
+) -> tuple[Params, list[float]]:
+    """Adam on the prediction of the next word: the parameters, and the loss of every step.
+
+    run: from parameters and numbers of words to scores of the next one.
+    """
     numbers, _ = word_sequences()
-    params = _init(seed)
-    adam = optax.adam(optax.warmup_cosine_decay_schedule(0.0, RATE, 100, STEPS))
+    adam = optax.adam(optax.warmup_cosine_decay_schedule(0.0, RATE, 100, steps))
 
     def loss(params: Params, batch: Any) -> Any:
         said = optax.softmax_cross_entropy_with_integer_labels(
-            _run(params, batch)[:, :-1], batch[:, 1:]
+            run(params, batch)[:, :-1], batch[:, 1:]
         )
         counts = batch[:, 1:] > 0
         return jnp.sum(said * counts) / jnp.sum(counts)
@@ -132,12 +142,13 @@ def _train(seed: int) -> Params:
         updates, memory = adam.update(slope, memory)
         return optax.apply_updates(params, updates), memory, value
 
-    memory, order = adam.init(params), np.arange(STEPS * BATCH) % len(numbers)
-    for at in range(STEPS):
+    memory, order, losses = adam.init(params), np.arange(steps * BATCH) % len(numbers), []
+    for at in range(steps):
         params, memory, value = step(params, memory, numbers[order[at * BATCH :][:BATCH]])
-        if at % 250 == 0 or at == STEPS - 1:
-            print(f"small transformer, step {at}: loss {float(value):.2f}")
-    return {name: np.asarray(leaf) for name, leaf in params.items()}
+        losses.append(float(value))
+        if at % 250 == 0 or at == steps - 1:
+            print(f"{name}, step {at}: loss {losses[-1]:.2f}", flush=True)
+    return {name: np.asarray(leaf) for name, leaf in params.items()}, losses
 
 
 def _layer_of(params: Params, at: int) -> AttentionLayer:
