@@ -99,6 +99,19 @@ def learn_command(
         bool, typer.Option("--bias", help="Learn key vectors and output bias.")
     ] = False,
     causal: Annotated[bool, typer.Option("--causal", help="Tokens see only earlier ones.")] = False,
+    rope_base: Annotated[
+        float | None, typer.Option(metavar="BASE", help="Rotary positions, all dimensions.")
+    ] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Heads of keys and values, if fewer.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens see those less than N away.")
+    ] = None,
+    sinks: Annotated[bool, typer.Option("--sinks", help="Heads have a learned sink.")] = False,
+    softcap: Annotated[
+        float | None, typer.Option(metavar="C", help="Logits are C tanh(l / C).")
+    ] = None,
     residual: Annotated[
         bool, typer.Option("--residual", help="Labels are y = x + F(x): learn F.")
     ] = False,
@@ -181,6 +194,11 @@ def learn_command(
         head_dim=head_dim,
         bias=bias,
         causal=causal,
+        rope=None if rope_base is None else mha.Rope(rope_base),
+        kv_heads=kv_heads,
+        window=window,
+        sinks=sinks,
+        softcap=softcap,
         residual=residual,
         polish=not no_polish,
         random_state=seed,
@@ -267,7 +285,8 @@ class Learned(NamedTuple):
         estimator, certificate = self.estimator, self.estimator.certificate_
         n, d, heads = self.examples.n, self.examples.d, estimator.n_heads_
         limit = self.examples.counting_limit(estimator.layer_.architecture)
-        found = bool(estimator.layer_.w.any())  # a run may end before it has a layer
+        # A run may end before it has a layer.
+        found = any(leaf.any() for leaf in estimator.layer_.parameters().values())
         facts = {
             "layer": (f"{say_heads(heads)}, d = {d}: " if found else "zeros: ")
             + (self._place(self.out) if self.out else "not saved (add --out layer.safetensors)"),

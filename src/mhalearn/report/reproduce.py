@@ -14,6 +14,7 @@ import numpy as np
 
 from mhalearn._runtime.version import __version__
 from mhalearn.layer.base import Layer, parameters_hash
+from mhalearn.layer.rope import Rope
 from mhalearn.learners.options import describe_options
 from mhalearn.learners.registry import AUTO, list_learners
 
@@ -27,6 +28,14 @@ ARGUMENTS: dict[str, Any] = {
     "bias": False,
     "causal": False,
     "residual": False,
+    "kv_heads": None,
+    "rope": None,
+    "window": None,
+    "sinks": False,
+    "softcap": None,
+    "qk_norm": False,
+    "position_bias": None,
+    "latent": None,
     "attention": None,
     "polish": True,
     "random_state": 0,
@@ -40,6 +49,9 @@ _OPTIONS = {
     "method": "--method",
     "plan": "--plan",
     "head_dim": "--head-dim",
+    "kv_heads": "--kv-heads",
+    "window": "--window",
+    "softcap": "--softcap",
     "random_state": "--seed",
     "max_seconds": "--max-seconds",
 }
@@ -47,6 +59,7 @@ _FLAGS = {
     "bias": ("--bias", True),
     "causal": ("--causal", True),
     "residual": ("--residual", True),
+    "sinks": ("--sinks", True),
     "polish": ("--no-polish", False),
 }
 _LONGEST = 400
@@ -87,12 +100,20 @@ def _command(settings: Mapping[str, Any]) -> str:
     for name, option in _OPTIONS.items():
         if settings.get(name) not in (None, AUTO) or name == "n_heads":
             words += [option, str(settings.get(name, AUTO))]
+    rope = settings.get("rope")
+    words += [] if rope is None else ["--rope-base", f"{rope.base:g}"]
     words += [flag for name, (flag, when) in _FLAGS.items() if settings.get(name) is when]
     return shlex.join(words)
 
 
 def _is_named(settings: Mapping[str, Any]) -> bool:
-    """Whether the command line knows the method, and its plan, by their names."""
+    """Whether the command line knows the method, its plan, and the heads asked for, by their
+    names."""
+    rope = settings.get("rope")
+    if any(settings.get(name) for name in ("qk_norm", "position_bias", "latent")):
+        return False
+    if rope is not None and rope != Rope(rope.base):
+        return False
     if not isinstance(settings.get("plan"), str | None):
         return False
     return settings.get("method", AUTO) in (AUTO, *(learner.name for learner in list_learners()))
