@@ -39,7 +39,7 @@ def main() -> None:
     fits = table([decoders.COLUMNS, *decoders.summarise(runs)])
     fooled = table([decoder_traps.COLUMNS, *decoder_traps.summarise(traps)])
     counted = reflow(TRAPS.format(fits=len(traps)))
-    OUT.write_text(prose + HEADING + reflow(MEASURED) + fits + counted + fooled)
+    OUT.write_text(f"{prose}{HEADING}\n{reflow(MEASURED)}{fits}\n{counted}{fooled}")
 
 
 if __name__ == "__main__":
