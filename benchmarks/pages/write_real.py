@@ -71,8 +71,8 @@ error on other sentences, in the recording's own precision; floor: what rounding
 true layer there; patterns: share of attention rows within 0.01 in total variation of the true
 ones. CPU s: seconds of the process on both cores together, compilation included; s: those of the
 clock, beside much other work on the same cores. Adam has as many CPU seconds as its limit says.
-Measured yet: what the table has. Layers of all-MiniLM-L6-v2 on text are not, nor are the coarser
-precisions and the other layers since the last change of the solver. Commit 44c5a4c, with its old
+Layers of all-MiniLM-L6-v2 on text, float32 and float16, and Adam in PyTorch are not measured yet.
+Commit 44c5a4c, with its old
 results removed, is what became c351160 when it was rebased on others' work.
 
 """
