@@ -52,6 +52,16 @@ REFUSED = {
         ["X.npy", "Y.npy", "--inputs", "x", "--outputs", "y"],
         "leave them out",
     ),
+    "a block with rotary positions": (
+        lambda: None,
+        ["X.npy", "Y.npy", "--block", "--rope-base", "100"],
+        "leave the others out",
+    ),
+    "neurons without a block": (
+        lambda: None,
+        ["X.npy", "Y.npy", "--hidden", "8"],
+        "add --block",
+    ),
     "other n": (lambda: np.save("Z.npy", LAYER(X)[:7]), ["X.npy", "Z.npy"], "X.npy and Z.npy"),
     "two axes": (lambda: np.save("Z.npy", X[0]), ["Z.npy", "Y.npy"], "axes"),
     "objects": (

@@ -163,30 +163,23 @@ def learn_command(
         raise ValueError(f"--plan {plan}: with --method sculpt, give one of {', '.join(PLANS)}")
     if resume and checkpoint is None:
         raise ValueError("--resume needs --checkpoint FILE, the file to continue from")
+    if block:
+        beside = (bias, residual, no_polish, checkpoint, report, distributed, plan, method != AUTO)
+        _check_block_alone(*beside, rope_base, kv_heads, window, sinks, softcap)
+    elif (hidden, activation, norm) != ("auto", "gelu", "none"):
+        raise ValueError("--hidden, --activation and --norm are of a block: add --block")
     speaking = join() if distributed else True
     sources = (examples,) if labels is None else (examples, labels)
     check_outputs(*sources, out=out, report=report, checkpoint=checkpoint)
-
-    import mhalearn as mha
-    from mhalearn.data.loading import load_pair
-
     began = time.monotonic()
-    if labels is None:
-        data = mha.load_examples(examples, inputs=inputs, outputs=outputs, mask=mask)
-    elif (inputs, outputs, mask) != (None, None, None):
-        raise ValueError("--inputs, --outputs, --mask name arrays of one file: leave them out")
-    else:
-        data = load_pair(examples, labels)
+    data = _load(sources, inputs=inputs, outputs=outputs, mask=mask)
     use_compilation_cache()
     if block:
-        beside = (bias, residual, no_polish, checkpoint, report, distributed, plan)
-        if any(beside) or method != AUTO:
-            raise ValueError(
-                "--block goes with --heads, --head-dim, --hidden, --activation, --norm, --causal, "
-                "--seed, --max-seconds, --out and --json: leave the others out"
-            )
         asked = BlockAsked(n_heads, hidden, head_dim, activation, norm, causal, seed, max_seconds)
         return learn_block(data, asked, out, as_json)
+
+    import mhalearn as mha
+
     estimator = mha.AttentionRegressor(
         n_heads=n_heads,
         method=method,
@@ -216,16 +209,41 @@ def learn_command(
         raise
     if speaking:
         failures = _write(estimator, sources, out, report)
-        solution = estimator.solution_
-        learned = Learned(estimator, data, out, report, failures, time.monotonic() - began)
-        if as_json:
-            print_json(learned.to_json())
-        else:
-            print_verdict(solution.outcome.name, solution.reason, learned.in_words())
-        for failure in failures.values():
-            raise failure
+        _tell(Learned(estimator, data, out, report, failures, time.monotonic() - began), as_json)
     recovered = (mha.Outcome.RECOVERED, mha.Outcome.RECOVERED_ON_SPAN)
     return Exit.DONE if estimator.outcome_ in recovered else Exit.NOT_RECOVERED
+
+
+def _check_block_alone(*beside: object) -> None:
+    """Refuse settings that the learner of blocks does not have."""
+    if any(beside):
+        raise ValueError(
+            "--block goes with --heads, --head-dim, --hidden, --activation, --norm, --causal, "
+            "--seed, --max-seconds, --out and --json: leave the others out"
+        )
+
+
+def _load(sources: tuple[Path, ...], **names: str | None) -> Examples:
+    """Examples of one file or folder, whose arrays may be named, or of a pair of .npy files."""
+    import mhalearn as mha
+    from mhalearn.data.loading import load_pair
+
+    if len(sources) == 1:
+        return mha.load_examples(sources[0], **names)
+    if any(name is not None for name in names.values()):
+        raise ValueError("--inputs, --outputs, --mask name arrays of one file: leave them out")
+    return load_pair(*sources)
+
+
+def _tell(learned: Learned, as_json: bool) -> None:
+    """Say how the run went; then raise what kept a file from being written."""
+    solution = learned.estimator.solution_
+    if as_json:
+        print_json(learned.to_json())
+    else:
+        print_verdict(solution.outcome.name, solution.reason, learned.in_words())
+    for failure in learned.failures.values():
+        raise failure
 
 
 def _write(
