@@ -19,6 +19,7 @@ from mhalearn.layer.block.block import Block, block_of
 from mhalearn.layer.block.design import BlockDesign
 from mhalearn.layer.block.parametrisation import join
 from mhalearn.layer.projected_layer import ProjectedLayer
+from mhalearn.layer.units import Units
 
 Config = Mapping[str, Any]
 
@@ -210,7 +211,7 @@ def _epsilon(layout: Layout, config: Config) -> float:
 def _heads(layer: Any) -> tuple[Architecture, dict[str, Float64]]:
     """Heads by their projections, as the model has them."""
     if isinstance(layer, ProjectedLayer):
-        zeros = layer.parametrisation.from_layer(layer, None)  # type: ignore[arg-type]
+        zeros = layer.parametrisation.from_layer(layer, Units())
         return layer.architecture, {name: np.asarray(leaf) for name, leaf in zeros.items()}
     factors = carried_factors(layer)
     assert factors is not None

@@ -16,6 +16,7 @@ from mhalearn.data import Examples
 from mhalearn.layer.block.block import Block
 from mhalearn.layer.block.design import BlockDesign
 from mhalearn.layer.block.parametrisation import BlockParametrisation
+from mhalearn.layer.units import Units
 from mhalearn.learners.blocks.options import BlockClass, BlockOptions
 from mhalearn.learners.blocks.pruning import prune
 from mhalearn.run.outcome import Candidate, Outcome
@@ -93,7 +94,7 @@ def learn_block(
     if best is None:
         kind = BlockParametrisation(_design(wanted, sizes).architecture)
         start = kind.init(np.random.default_rng(run.seed))
-        best = kind.to_layer(start, None)  # type: ignore[arg-type]
+        best = kind.to_layer(start, Units())
         best_loss = relative_error(best, select)
     run.emit("model selection", loss=best_loss, detail="error on held-out examples")
     late = run.is_over() and not best_loss < EXACT
