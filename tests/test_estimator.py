@@ -25,6 +25,7 @@ from mhalearn.data.inputs import sample_inputs
 from mhalearn.estimator import AttentionRegressor
 from mhalearn.judge.certify import certify
 from mhalearn.layer.comparison import compare
+from mhalearn.layer.latent import Latent
 from mhalearn.layer.layer import load_layer
 from mhalearn.layer.random_layers import random_layer
 from mhalearn.layer.rope import Rope
@@ -72,6 +73,7 @@ SETTINGS = {
     "softcap": 2.0,
     "qk_norm": "rms",
     "position_bias": "t5",
+    "latent": Latent(2),
     "attention": None,
     "polish": False,
     "random_state": 7,

@@ -5,10 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mhalearn import estimator as facade
 from mhalearn.data import Examples, examples
 from mhalearn.data.inputs import sample_inputs
-from mhalearn.estimator import AttentionRegressor
+from mhalearn.estimator import AttentionRegressor, fitting
 from mhalearn.judge import certify, evidence, missing_head, refit, residuals, sign_symmetry
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.subsets import Subsets
@@ -47,10 +46,10 @@ def passes(monkeypatch):
         return precision_of(given)
 
     measure, precision_of = residuals.measure_residuals, residuals.label_precision
-    monkeypatch.setattr(facade, "Evidence", make)
+    monkeypatch.setattr(fitting, "Evidence", make)
     for module in (refit, certify, evidence, missing_head, sign_symmetry):
         monkeypatch.setattr(module, "measure_residuals", walk)
-    for module in (facade, evidence, residuals):
+    for module in (fitting, evidence, residuals):
         monkeypatch.setattr(module, "label_precision", look)
     return counts
 

@@ -16,6 +16,7 @@ from mhalearn.layer.batches import make_chunk
 from mhalearn.layer.latent import Latent
 from mhalearn.layer.position_bias import T5Bias
 from mhalearn.layer.qk_norm import QKNorm
+from mhalearn.layer.units import Units
 
 D, K, N = 5, 6, 40
 ROPE, PART = mha.Rope(base=10.0), mha.Rope(base=10.0, fraction=0.5)
@@ -157,7 +158,9 @@ def test_sharing_and_windows_have_their_price():
 @pytest.mark.parametrize("name", CASES)
 def test_a_class_contains_its_own_layers_and_no_others(name):
     a = architecture_of(name)
-    layer = a.parametrisation().to_layer(a.parametrisation().init(np.random.default_rng(0)), None)
+    layer = a.parametrisation().to_layer(
+        a.parametrisation().init(np.random.default_rng(0)), Units()
+    )
     assert a.contains(layer)
     assert replace(a, n_heads=None).contains(layer)
     if a.latent is None:

@@ -275,7 +275,7 @@ def temporary_bytes(chunks, size, k, d, e, m, *, direct=False) -> int:
     state = State(heads, of(1), of(1), of(1), of(1, dtype=np.bool_))
 
     kind, options = Dense(Architecture(d, m, out_dim=e)), DIRECT if direct else ITERATIVE
-    lowered = _step.lower(state, data, 1.0, NO_RIDGE, None, kind, options, True, 1)
+    lowered = _step.lower(state, data, 1.0, NO_RIDGE, None, None, kind, options, True, 1)
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
