@@ -157,14 +157,14 @@ import mhalearn as mha
 from mhalearn._runtime import devices
 from mhalearn.layer.dense import Dense
 from mhalearn.layer.factored import Factored
-from mhalearn.solvers import scaled_problem
+from mhalearn.solvers import gauss_newton, scaled_problem
 from mhalearn.solvers.gauss_newton import JOINT, init_dense, init_state, take_step
 from mhalearn.solvers.scaled_problem import make_problem
 
 scaled_problem._FEW_UNKNOWNS = 0  # the same compiled steps on one device as on eight
 examples = mha.load_examples(sys.argv[1])
 assert len(jax.devices()) == 8
-thetas, queries, chunks = [], [], []
+thetas, queries, preconditioned, chunks = [], [], [], []
 theta = np.random.default_rng(0).standard_normal((1, 2, 6, 6))
 for worth in (np.inf, 0.0):
     devices.WORTH = worth
@@ -174,16 +174,24 @@ for worth in (np.inf, 0.0):
         problem = make_problem(examples, Factored(examples.architecture(2, head_dim=3)))
     heads = problem.parametrisation.init(np.random.default_rng(0))
     before = init_state(jax.tree.map(lambda leaf: leaf[None], heads))
-    after = take_step(before._replace(damping=np.full(1, 10.0)), problem, JOINT)
+    before = before._replace(damping=np.full(1, 10.0))
+    # Signs that the preconditioner draws go with an example's place among the devices, and the
+    # step is solved for up to a tolerance: without it sums alone can make a difference.
+    with patch.object(gauss_newton, "_precondition", lambda state, problem: None):
+        after = take_step(before, problem, JOINT)
     assert np.abs(after.params.query - before.params.query).max() > 1e-3  # it was taken
     queries.append(np.asarray(after.params.query))
+    step = np.asarray(take_step(before, problem, JOINT).params.query - before.params.query)
+    preconditioned.append(step / np.linalg.norm(step))
     chunks.append(len(problem.data.tokens))
 data = make_problem(examples, Dense(examples.architecture(2, bias=True, causal=True))).data
-parts = [len(leaf.addressable_shards) for leaf in data]
-share = max(part.data.nbytes / leaf.nbytes for leaf in data for part in leaf.addressable_shards)
+leaves = jax.tree.leaves(data)
+parts = [len(leaf.addressable_shards) for leaf in leaves]
+share = max(part.data.nbytes / leaf.nbytes for leaf in leaves for part in leaf.addressable_shards)
 rows = sum(float(part.data.sum()) for part in data.weight.addressable_shards)
 differences = [float(np.abs(one - other).max()) for one, other in (thetas, queries)]
 said = {"differences": differences, "parts": parts, "share": share, "rows": rows}
+said["preconditioned"] = float(np.linalg.norm(preconditioned[0] - preconditioned[1]))
 print(json.dumps(said | {"chunks": chunks}))
 """
 
@@ -201,6 +209,7 @@ def test_eight_devices_take_the_step_of_one_and_hold_an_eighth_each(cache, tmp_p
     write_shards(tmp_path / "s")
     said = run_on_eight_devices(cache, DEVICES, str(tmp_path / "s"))
     assert max(said["differences"]) < 1e-12  # of dense heads, and of narrow ones in chunks
+    assert said["preconditioned"] < 1e-2  # the tolerance of a first step
     assert min(said["chunks"]) > 1
     assert set(said["parts"]) == {8}
     assert said["share"] == 1 / 8
