@@ -88,7 +88,7 @@ def panels() -> dict[str, list[Cell]]:
         "start": [replace(c, start=s) for s in (1e-4, 1e-3, 0.1, 1.0) for c in some],
         "rule": [replace(c, rule="constant") for c in some],
         "width": [replace(c, width=w) for w in (2.0, 4.0) for c in some],
-        "d": [replace(c, d=d) for d in (4, 16, 32) for c in some],
+        "d": [replace(c, d=d) for d in (4, 16, 24) for c in some],
         "k": [replace(c, k=k) for k in (2, 8, 16) for c in some],
         "examples": [replace(c, ratio=r) for r in (2.0, 4.0, 8.0) for c in some],
     }

@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ DECODE = [
     (4, 24, 3, 2_000_000, 1e-10, 9, 10),
     (2, 128, 3, 300_000, 1e-10, 5, 5),
     (3, 64, 3, 500_000, 1e-10, 5, 5),
+    (5, 24, 3, 5_000_000, 1e-10, 3, 3),
+    (6, 24, 3, 20_000_000, 1e-10, 1, 1),
 ]
 # m, d, k, examples, seeds. The last two are where it does not work.
 LITERAL = [
@@ -65,6 +68,7 @@ NOISE = [
     (3, 16, 3, 400_000, 0.1),
 ]
 CONTROLS = [(2, 16, 3), (3, 16, 3), (4, 16, 3)]
+RANDOM_SPANS = [(2, 16, 3, 12_000), (4, 16, 3, 12_000), (5, 24, 3, 30_000), (6, 24, 3, 30_000)]
 STARTS = (0.3, 0.6, 1.0, None)  # distance of Theta from the truth; None: a random start
 DISTRIBUTIONS = (
     "uniform on an interval",
@@ -202,6 +206,23 @@ def controls(line: int, seed: int) -> Record:
     return record
 
 
+def random_span(line: int, seed: int) -> Record:
+    """Phase 6 and decoding in a span of random matrices: does it need the span of phase 5?"""
+    m, d, k, n = RANDOM_SPANS[line]
+    truth = mha.random_layer(n_heads=m, d=d, scale=SCALE, seed=1000 + seed)
+    examples = mha.Examples.from_callable(truth, "boolean", n=n, k=k, d=d, seed=2000 + seed)
+    fresh = mha.Examples.from_callable(truth, "boolean", n=5_000, k=k, d=d, seed=3000 + seed)
+    known = chen_li.exact(truth).before(6)
+    drawn = np.random.default_rng([seed, 6]).normal(size=(d * d, m))
+    basis = np.linalg.qr(drawn)[0].T.reshape(m, d, d)
+    span = chen_li.Span(basis[0] * np.linalg.norm(known.span.proxy), basis[1:])
+    phases = chen_li.run(examples, m, "decode", replace(known, span=span))
+    return {
+        "net_mse": mean_squared(phases.net.layer, fresh),
+        "mse": mean_squared(phases.layer, fresh),
+    }
+
+
 def _least_squares(theta: np.ndarray, examples: mha.Examples) -> np.ndarray:
     x, y, _ = examples.subset(slice(0, 4000)).arrays()
     x = x.astype(float)
@@ -265,6 +286,7 @@ STUDIES: dict[str, tuple[Callable[[int, int], Record], list[Any], Callable[[int]
     "literal": (literal, LITERAL, lambda line: LITERAL[line][-1]),
     "noise": (noise, NOISE, lambda line: 10),
     "controls": (controls, CONTROLS, lambda line: 10),
+    "random_span": (random_span, RANDOM_SPANS, lambda line: 3),
     "distributions": (distributions, list(DISTRIBUTIONS), lambda line: 10),
 }
 
