@@ -8,6 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import mhalearn as mha
 from mhalearn.cli import run
@@ -59,6 +60,35 @@ def test_the_command_ends_with_0_or_3_and_names_the_fault(
     assert "http" not in page.replace("http-equiv", "")
 
 
+def test_weights_of_a_model_are_audited_with_their_config(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Llama of two layers, as Hugging Face stores it; the port forgets the base of the second."""
+    rng, sides = np.random.default_rng(0), {"q": (8, 8), "k": (4, 8), "v": (4, 8), "o": (8, 8)}
+    weights = {
+        f"model.layers.{at}.self_attn.{side}_proj.weight": rng.standard_normal(shape) / 2
+        for at in range(2)
+        for side, shape in sides.items()
+    }
+    save_file(
+        {name: leaf.astype(np.float32) for name, leaf in weights.items()}, "model.safetensors"
+    )
+    config = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}
+    config |= {"num_key_value_heads": 1, "rope_theta": 500.0}
+    Path("llama.json").write_text(json.dumps(config))
+    port = mha.from_huggingface(weights, layer_index=1, config=config | {"rope_theta": 10000.0})
+    x = mha.sample_inputs("gaussian", 16, 8, 8)
+    mha.Examples(x, port(x).astype(np.float32)).save("recorded.safetensors")
+    asked = ["audit", "model.safetensors", "recorded.safetensors", "--config", "llama.json"]
+    assert run([*asked, "--layer", "1", "--json"]) == 3
+    first = json.loads(capsys.readouterr().out)["findings"][0]
+    assert (first["name"], first["numbers"]["base"]) == ("rotary-base", 10000.0)
+    Path("config.json").write_text(json.dumps(config | {"rope_theta": 10000.0}))
+    assert run(["audit", "model.safetensors", "recorded.safetensors", "--layer", "1"]) == 0
+    assert run([*asked[:4], "nowhere.json"]) == 2
+    assert "nowhere.json: not readable as the JSON of a model" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("box", "said"),
     [
@@ -78,7 +108,7 @@ def test_a_box_that_is_not_there_is_said_in_one_line(
 
 def test_a_page_of_what_nothing_explains_shows_outputs_alone(tmp_path: Path) -> None:
     layer = mha.random_layer(n_heads=2, d=6)
-    found = mha.audit(layer, lambda x: layer(x) ** 3, n=12, k=6, depth=1)
+    found = mha.audit(layer, lambda x: layer(x) ** 3, n=12, k=6, depth=1, max_seconds=3.0)
     found.write_report(tmp_path / "audit.html")
     page = (tmp_path / "audit.html").read_text()
     assert "Nothing explains the box" in page

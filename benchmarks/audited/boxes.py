@@ -29,7 +29,8 @@ DTYPES: dict[str, Any] = {
 class Box:
     """A function from tokens (n, k, d) to outputs (n, k, e).
 
-    weights: query (m, d, h), key and value (g, d, h), out (m, h, e), and biases or gains by name.
+    weights: query (m, d, h), key and value (g, d, h), out (m, h, e), and biases or gains by name;
+    where keys and values are read from a latent, latent (d, r), its gain, and rotary_key (d, h').
     """
 
     weights: Mapping[str, Array]
@@ -50,10 +51,13 @@ class Box:
     norm: str | None = None  # "rms", "l2"
     epsilon: float = 0.0
     norm_last: bool = False
+    norm_across: bool = False  # one root mean square for all heads
+    latent_norm: bool = False
     slopes: Array | None = None  # (m,)
     table: Array | None = None  # (distances, m): a number a distance, as T5's buckets say
     attends_padding: bool = False
     idle_keys: int = 0
+    joined_as_is: bool = False  # (heads, tokens) read as (tokens, heads)
     over_queries: bool = False
     round_values: str | None = None
     accumulate: str | None = None
@@ -84,6 +88,8 @@ class Box:
         heads = range(len(self.kv_of))
         values = [self._mixed(tokens, lengths, head) for head in heads]
         joined = np.concatenate([self.wide(v) for v in values], axis=-1)
+        if self.joined_as_is:
+            joined = np.stack([self.wide(v) for v in values], axis=1).reshape(joined.shape)
         out = np.concatenate([self.wide(self.rounded(self.weights["out"][i])) for i in heads])
         y = self.rounded(joined @ out)
         if "out_bias" in self.weights:
@@ -95,14 +101,31 @@ class Box:
 
     def _project(self, side: str, head: int, tokens: Array) -> Array:
         index = head if side == "query" else self.kv_of[head]
-        vectors = self.product(tokens, self.rounded(self.weights[side][index]))
+        weight = self.rounded(self.weights[side][index])
+        source = self._latents(tokens) if side != "query" and "latent" in self.weights else tokens
+        vectors = self.product(source, weight)
+        if side == "key" and "rotary_key" in self.weights:
+            first = self.product(tokens, self.rounded(self.weights["rotary_key"]))
+            vectors = np.concatenate([first, vectors], axis=-1)
         if f"{side}_bias" in self.weights:
             vectors = self.rounded(vectors + self.rounded(self.weights[f"{side}_bias"][index]))
         return self._hooked(side, vectors, head, tokens)
 
-    def _normalised(self, side: str, v: Array) -> Array:
+    def _latents(self, tokens: Array) -> Array:
+        wide = self.wide(self.product(tokens, self.rounded(self.weights["latent"])))
+        if self.latent_norm:
+            square = (wide**2).mean(-1, keepdims=True)
+            wide = wide / np.sqrt(square + wide.dtype.type(self.epsilon))
+        return self.rounded(self.wide(self.rounded(wide)) * self.wide(self.weights["latent_gain"]))
+
+    def _normalised(self, side: str, v: Array, tokens: Array) -> Array:
         wide = self.wide(v)
         square = (wide**2).mean(-1, keepdims=True)
+        if self.norm_across:
+            heads = range(len(self.weights[side]))
+            alone = {"query": list(heads), "key": [self.kv_of.index(g) for g in heads]}[side]
+            each = [self.wide(self._project(side, i, tokens)) ** 2 for i in alone]
+            square = np.mean([one.mean(-1, keepdims=True) for one in each], axis=0)
         if self.norm == "l2":
             square = (wide**2).sum(-1, keepdims=True)
         found = wide / np.sqrt(square + wide.dtype.type(self.epsilon))
@@ -128,11 +151,11 @@ class Box:
         shift = self.query_shift if side == "query" else 0.0
         turns = self.frequencies is not None and side in self.rotated
         if self.norm is not None and not self.norm_last:
-            v = self._normalised(side, v)
+            v = self._normalised(side, v, tokens)
         if turns:
             v = self._turned(v, shift)
         if self.norm is not None and self.norm_last:
-            v = self._normalised(side, v)
+            v = self._normalised(side, v, tokens)
         return v
 
     def _seen(self, k: int, length: int) -> Array:
@@ -171,7 +194,7 @@ class Box:
         if self.slopes is not None:
             logits = logits - self.slopes[head] * np.abs(distance)
         if self.table is not None:
-            logits = logits + self.table[distance + k - 1, head]
+            logits = logits + self.table[distance + len(self.table) // 2, head]
         if self.cap is None or not self.cap_after_mask:
             logits = np.where(seen, logits, -1e30)
         return self._hooked("weights", self._softmax(logits, head), head, tokens)

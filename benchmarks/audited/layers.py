@@ -1,4 +1,4 @@
-"""Five layers to audit, one of them trained, and tokens: drawn, or recorded from text."""
+"""Eight layers to audit, two of them trained, and tokens: drawn, or recorded from text."""
 
 from __future__ import annotations
 
@@ -9,28 +9,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mhalearn as mha
+from benchmarks import RESULTS
 from benchmarks.recorded.small import HEADS, record_small, trained
 from mhalearn.interop.factors import WeightFactors
 from mhalearn.layer.qk_norm import QKNorm
 
-D, TOKENS = 64, 32
-_ROTARY = {"d": D, "n_heads": 8, "head_dim": 8, "causal": True}
+D, DRAWN, TOKENS = 64, 32, 24  # features of the small transformer, of drawn layers; tokens
+_ROTARY = {"d": DRAWN, "n_heads": 4, "head_dim": 8, "causal": True}
 _BIASES = {"key_vector": True, "out_bias": True}
 _MADE: dict[str, dict[str, Any]] = {
-    "Llama-like": _ROTARY | {"kv_heads": 2, "rope": mha.Rope()},
+    "Llama-like, YaRN": _ROTARY
+    | {
+        "kv_heads": 2,
+        "rope": mha.Rope(
+            scaling={
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 512,
+            }
+        ),
+    },
     "gpt-oss-like": _ROTARY
     | _BIASES
-    | {"kv_heads": 4, "rope": mha.Rope(fraction=0.5), "sinks": True, "window": 7},
+    | {"kv_heads": 2, "rope": mha.Rope(fraction=0.5), "sinks": True, "window": 7},
     "Gemma-like": _ROTARY
     | {"rope": mha.Rope(layout="interleaved"), "qk_norm": QKNorm(epsilon=1e-6), "softcap": 4.0},
     "ALiBi encoder": _ROTARY | _BIASES | {"position_bias": "alibi", "causal": False},
+    "T5-like": _ROTARY | {"position_bias": "t5", "causal": False, "logit_scale": 1.0},
+    "DeepSeek-like": _ROTARY | {"rope": mha.Rope(fraction=0.5), "latent": mha.Latent(12)},
 }
-NAMES = (*_MADE, "trained")
+NAMES = (*_MADE, "trained", "trained decoder")
 
 
 @cache
 def layer(name: str, seed: int = 1) -> Any:
-    """A layer by its name; the trained one is the second of a small transformer's."""
+    """A layer by its name; the trained ones are of small transformers."""
+    if name == "trained decoder":
+        return mha.load_layer(RESULTS / "decoder_layer.safetensors")
     return _trained() if name == "trained" else mha.random_layer(seed=seed, **_MADE[name])
 
 
@@ -56,11 +71,16 @@ def _recording() -> Any:
 
 
 @cache
-def tokens(kind: str, n: int, seed: int = 0) -> NDArray[Any]:
-    """(n, k, d): drawn, or what goes into the trained layer on sentences long enough."""
+def tokens(name: str, kind: str, n: int, seed: int = 0) -> NDArray[Any]:
+    """(n, k, d): drawn, or what goes into a trained layer on sentences long enough; of its features
+    the first ones, for layers that have fewer."""
     if kind == "random":
-        return np.random.default_rng(seed).standard_normal((n, TOKENS, D))
+        return np.random.default_rng(seed).standard_normal((n, TOKENS, layer(name).d))
+    if name == "trained decoder":
+        x = np.asarray(mha.load_examples(RESULTS / "decoder_text.safetensors").arrays()[0])
+        chosen = np.random.default_rng(seed).permutation(len(x))[:n]
+        return np.asarray(x[chosen, :TOKENS], np.float64)
     recorded = _recording()
     long = recorded.x[recorded.lengths >= 16][:, :16]
     chosen = np.random.default_rng(seed).permutation(len(long))[:n]
-    return np.asarray(long[chosen], np.float64)
+    return np.asarray(long[chosen, :, : layer(name).d], np.float64)

@@ -26,6 +26,8 @@ class Outside:
     heads: tuple[int, ...] = ()
     rows: tuple[int, int] | None = None  # from, to
     sequences: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
+    distances: tuple[int, ...] = ()
 
 
 def _at(head: int, change: Callable[[Array], Array]) -> Callable[[Array, int, Array], Array]:
@@ -48,6 +50,25 @@ def _drop_first_key(p: Array, _: int, __: Array) -> Array:
     found = p.copy()
     found[:, 1:, 0] = 0
     return found
+
+
+def _hole(distance: int) -> Callable[[Array], Array]:
+    """Keys so far before a row are left out, and the others normalised."""
+
+    def change(p: Array) -> Array:
+        r, j = np.arange(p.shape[-2])[:, None], np.arange(p.shape[-1])[None]
+        kept = np.where(r - j == distance, 0, p)
+        return (kept * (p.sum(-1, keepdims=True) / kept.sum(-1, keepdims=True))).astype(p.dtype)
+
+    return change
+
+
+def _double(distance: int) -> Callable[[Array], Array]:
+    def change(p: Array) -> Array:
+        r, j = np.arange(p.shape[-2])[:, None], np.arange(p.shape[-1])[None]
+        return np.where(r - j == distance, 2 * p, p).astype(p.dtype)
+
+    return change
 
 
 def _top_eight(p: Array) -> Array:
@@ -108,6 +129,7 @@ OUTSIDE = (
         "the first key is never attended to, by any later row",
         lambda b: b.with_(hooks={"weights": _drop_first_key}),
         rows=(1, 64),
+        keys=(0,),
     ),
     Outside(
         "head 1 keeps its eight largest weights alone",
@@ -136,5 +158,16 @@ OUTSIDE = (
                 "output": lambda y, _, __: np.clip(y.astype(np.float32), -0.5, 0.5).astype(y.dtype)
             }
         ),
+    ),
+    Outside(
+        "keys three tokens back are not attended to",
+        lambda b: b.with_(hooks={"weights": lambda p, _, __: _hole(3)(p)}),
+        distances=(3,),
+    ),
+    Outside(
+        "head 1 counts the token before a row twice",
+        lambda b: b.with_(hooks={"weights": _at(1, _double(1))}),
+        heads=(1,),
+        distances=(1,),
     ),
 )

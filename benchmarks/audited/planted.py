@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.audited.boxes import Box
-from mhalearn.layer.layer import AttentionLayer
+from benchmarks.audited.boxes import DTYPES, Box
+from benchmarks.audited.right import bucket_table, dealt, halves
 
 Array = NDArray[Any]
 
@@ -27,58 +27,9 @@ class Planted:
     heads: tuple[int, ...] = ()
     said: str = ""
 
-
-def box_of(layer: Any, precision: str = "float64") -> Box:
-    """A right box: the numbers of a layer, and none of its code."""
-    if isinstance(layer, AttentionLayer):
-        return _matrices(layer, precision)
-    a = layer.architecture
-    m, h = a.n_heads, a.head_dim
-    groups = m if a.kv_heads is None else a.kv_heads
-    frequencies = pairs = None
-    if a.rope is not None:
-        size = int(h * a.rope.fraction)
-        frequencies = a.rope.base ** (-np.arange(0, size, 2) / size)
-        if a.rope.scaling is not None:
-            frequencies = frequencies / a.rope.scaling.factor
-        pairs = halves(size) if a.rope.layout == "half" else dealt(size)
-    slopes = None
-    if a.position_bias is not None:
-        slopes = 2.0 ** (-8.0 / m * np.arange(1, m + 1))
-    return Box(
-        {name: np.asarray(leaf) for name, leaf in layer.params.items()},
-        np.full(m, h**-0.5 if a.logit_scale is None else a.logit_scale),
-        tuple(i * groups // m for i in range(m)),
-        ahead=0 if a.causal else None,
-        window=a.window,
-        sink=layer.params.get("sink"),
-        cap=a.softcap,
-        frequencies=frequencies,
-        pairs=pairs,
-        norm=None if not a.qk_norm else a.qk_norm.kind,
-        epsilon=0.0 if not a.qk_norm else a.qk_norm.epsilon,
-        slopes=slopes,
-        precision=precision,
-    )
-
-
-def _matrices(layer: AttentionLayer, precision: str) -> Box:
-    """A layer that carries its factors: (m, h, d) of queries, keys and values."""
-    assert layer.factors is not None
-    weights = {name: leaf.astype(np.float64) for name, leaf in layer.factors.items()}
-    for side in ("query", "key", "value"):
-        weights[side] = np.swapaxes(weights[side], 1, 2)
-    m, _, h = weights["query"].shape
-    ahead = 0 if layer.causal else None
-    return Box(weights, np.full(m, h**-0.5), tuple(range(m)), ahead=ahead, precision=precision)
-
-
-def halves(size: int) -> tuple[Array, Array]:
-    return np.arange(size // 2), np.arange(size // 2, size)
-
-
-def dealt(size: int) -> tuple[Array, Array]:
-    return np.arange(0, size, 2), np.arange(1, size, 2)
+    @property
+    def is_scale(self) -> bool:
+        return self.name.startswith("scale-")
 
 
 def _heads(box: Box) -> int:
@@ -148,6 +99,8 @@ def _fraction(box: Box) -> Box | None:
     """Half of the dimensions where all were claimed, all where a part was."""
     assert box.frequencies is not None
     assert box.pairs is not None
+    if box.magnitude != 1.0 or "rotary_key" in box.weights:
+        return None
     h = _h(box)
     size = h // 2 if 2 * len(box.frequencies) == h else h
     base = 10000.0
@@ -160,9 +113,18 @@ def _fraction(box: Box) -> Box | None:
 
 def _base(box: Box) -> Box | None:
     assert box.frequencies is not None
-    if len(box.frequencies) < 2:
+    if len(box.frequencies) < 2 or box.magnitude != 1.0:
         return None
     return box.with_(frequencies=box.frequencies ** (np.log(5e5) / np.log(1e4)))
+
+
+def _scaling(box: Box) -> Box:
+    """Positions divided by four; where YaRN was claimed, nothing of it."""
+    assert box.frequencies is not None
+    if box.magnitude == 1.0:
+        return box.with_(frequencies=box.frequencies / 4)
+    size = 2 * len(box.frequencies)
+    return box.with_(frequencies=10000.0 ** (-np.arange(0, size, 2) / size), magnitude=1.0)
 
 
 def _interleaved(box: Box) -> Box | None:
@@ -197,12 +159,12 @@ def _swap(i: int, j: int) -> Callable[[Box], Box | None]:
 
 
 def _zero(head: int) -> Callable[[Box], Box | None]:
-    def make(box: Box) -> Box:
-        out = box.weights["out"].copy()
-        out[head] = 0
-        return box.with_weight("out", out)
+    """What the head mixes is zero, whatever its output projection is."""
 
-    return make
+    def hook(a: Array, here: int, _: Array) -> Array:
+        return np.zeros_like(a) if here == head else a
+
+    return lambda box: box.with_(hooks={**box.hooks, "mixed": hook})
 
 
 def _out_transposed(box: Box) -> Box | None:
@@ -239,10 +201,105 @@ def _sink_of(head: int, other: int) -> Callable[[Box], Box | None]:
     return _with("sink", lambda b: b.with_(sink=_one(b.sink, head, b.sink[other])))
 
 
+def _whole_width(box: Box) -> Box | None:
+    assert box.frequencies is not None
+    size, h = 2 * len(box.frequencies), _h(box)
+    if size == h or "rotary_key" in box.weights:
+        return None
+    return box.with_(frequencies=10000.0 ** (-np.arange(0, size, 2) / h))
+
+
+def _rotated(box: Box) -> Box | None:
+    if box.frequencies is not None or _h(box) % 2:
+        return None
+    h = _h(box)
+    return box.with_(frequencies=10000.0 ** (-np.arange(0, h, 2) / h), pairs=halves(h))
+
+
+def _layout_of_heads(box: Box) -> Box | None:
+    """Heads take every so-many-th feature: their biases too."""
+    weights = dict(box.weights)
+    if "latent" in weights:
+        return None
+    for side in ("query", "key", "value"):
+        for name in (side, f"{side}_bias"):
+            if name in weights:
+                whole = np.concatenate(list(weights[name]), axis=-1)
+                g = len(weights[name])
+                weights[name] = np.stack([whole[..., i::g] for i in range(g)])
+    return box.with_(weights=weights)
+
+
+def _misread(box: Box) -> Box | None:
+    """q, k, v of each head in turn, read as three blocks."""
+    weights = dict(box.weights)
+    if len({weights[side].shape for side in ("query", "key", "value")}) > 1:
+        return None
+    m = _heads(box)
+    for end in ("", "_bias"):
+        if not all(f"{side}{end}" in weights for side in ("query", "key", "value")):
+            continue
+        rows = [weights[f"{side}{end}"][i] for i in range(m) for side in ("query", "key", "value")]
+        for at, side in enumerate(("query", "key", "value")):
+            weights[f"{side}{end}"] = np.stack(rows[at * m : (at + 1) * m])
+    return box.with_(weights=weights)
+
+
+def _swap_key_heads(box: Box) -> Box | None:
+    groups = len(box.weights["key"])
+    if groups < 2:
+        return None
+    sides = ("key",) if groups == _heads(box) else ("key", "value")
+    for name in (f"{side}{end}" for side in sides for end in ("", "_bias")):
+        if name in box.weights:
+            leaf = box.weights[name].copy()
+            leaf[[0, 1]] = leaf[[1, 0]]
+            box = box.with_weight(name, leaf)
+    return box
+
+
+def _as_head_one(head: int) -> Callable[[Box], Box | None]:
+    def make(box: Box) -> Box:
+        for name in ("query", "query_bias"):
+            if name in box.weights:
+                leaf = box.weights[name].copy()
+                leaf[head] = leaf[0]
+                box = box.with_weight(name, leaf)
+        met = tuple(box.kv_of[0] if i == head else g for i, g in enumerate(box.kv_of))
+        return box.with_(kv_of=met)
+
+    return make
+
+
+def _one_direction(box: Box) -> Box | None:
+    """Buckets that are for one direction alone."""
+    if box.table is None:
+        return None
+    return box.with_(table=bucket_table(box.weights["position_table"], both=False))
+
+
+def _rounded_weights(box: Box) -> Box:
+    def hook(p: Array, _: int, __: Array) -> Array:
+        return np.asarray(p.astype(DTYPES["bfloat16"]).astype(p.dtype))
+
+    return box.with_(hooks={**box.hooks, "weights": hook})
+
+
+def _no_bias_by_distance(box: Box) -> Box | None:
+    none = box.slopes is None and box.table is None
+    return None if none else box.with_(slopes=None, table=None)
+
+
+def _of_head(box: Box) -> Box | None:
+    usual = _h(box) ** -0.5
+    return None if np.isclose(box.scale[0], usual) else box.with_(scale=np.full(_heads(box), usual))
+
+
 PLANTED = (
     Planted("scale-missing", lambda b: b.with_(scale=np.ones(_heads(b)))),
     Planted("scale-doubled", lambda b: b.with_(scale=b.scale**2)),
-    Planted("scale-of-width", lambda b: _scale(b, (_h(b) / _d(b)) ** 0.5)),
+    Planted("scale-of-width", lambda b: b.with_(scale=np.full(_heads(b), _d(b) ** -0.5))),
+    Planted("scale-of-head", _of_head),
     Planted("scale-other", lambda b: _scale(b, 1.3)),
     Planted("causal-missing", _causal(lambda b: b.with_(ahead=None))),
     Planted("causal-sees-next", _causal(lambda b: b.with_(ahead=1))),
@@ -261,7 +318,7 @@ PLANTED = (
     Planted("rotary-base", _rope(_base)),
     Planted("rotary-fraction", _rope(_fraction)),
     Planted("rotary-positions", _rope(lambda b: b.with_(query_shift=1.0))),
-    Planted("rotary-scaling", _rope(lambda b: b.with_(frequencies=b.frequencies / 4))),
+    Planted("rotary-scaling", _rope(_scaling)),
     Planted("rotary-sign", _rope(lambda b: b.with_(frequencies=-b.frequencies))),
     Planted("groups-interleaved", _interleaved),
     Planted("key-value-exchanged", _exchange("key", "value")),
@@ -286,4 +343,27 @@ PLANTED = (
     Planted("out-transposed", _out_transposed),
     Planted("weights-transposed", _conv1d("query"), said="query"),
     Planted("weights-transposed", _conv1d("value"), said="value"),
+    Planted("scale-inverted", lambda b: b.with_(scale=1 / b.scale)),
+    Planted("softcap-other", _with("cap", lambda b: b.with_(cap=b.cap * 1.5))),
+    Planted("softcap-added", lambda b: None if b.cap is not None else b.with_(cap=1.5)),
+    Planted("causal-added", lambda b: None if b.ahead is not None else b.with_(ahead=0)),
+    Planted("causal-inverted", _causal(lambda b: b.with_(inverted=True))),
+    Planted("window-other", _with("window", lambda b: b.with_(window=b.window - 3))),
+    Planted("window-added", lambda b: None if b.window is not None else b.with_(window=5)),
+    Planted("sink-scaled", _with("sink", lambda b: b.with_(sink=b.sink * b.scale))),
+    Planted("rotary-added", _rotated),
+    Planted("rotary-width", _rope(_whole_width)),
+    Planted("rotary-magnitude", lambda b: None if b.magnitude == 1 else b.with_(magnitude=1.0)),
+    Planted("rotary-one-side", _rope(lambda b: b.with_(rotated=("query",))), said="keys"),
+    Planted("norm-gain-missing", _gains(np.ones_like)),
+    Planted("norm-across-heads", _with("norm", lambda b: b.with_(norm_across=True))),
+    Planted("latent-norm-missing", lambda b: b.with_(latent_norm=False) if b.latent_norm else None),
+    Planted("position-bias-missing", _no_bias_by_distance),
+    Planted("t5-buckets", _one_direction),
+    Planted("key-heads-swapped", _swap_key_heads, said="key heads 1 and 2"),
+    Planted("head-index-lost", _as_head_one(2), (2,)),
+    Planted("features-interleaved", _layout_of_heads),
+    Planted("fused-misread", _misread),
+    Planted("heads-not-transposed", lambda b: b.with_(joined_as_is=True), said="joined"),
+    Planted("softmax-rounded", _fine(_rounded_weights)),
 )

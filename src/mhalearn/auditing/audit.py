@@ -25,9 +25,9 @@ from mhalearn.interop import from_huggingface
 from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import load_layer
 
-# Changes beside others that rounding would hide, at most, and what they must take off the squared
-# error of each half of the sequences.
-_HIDDEN, _HALVES = 2, 0.98
+# Changes beside others that rounding would hide, at most, what they must take off the squared error
+# of each half of the sequences; sequences, and numbers, that there must be.
+_HIDDEN, _HALVES, _SEQUENCES, _NUMBERS = 2, 0.98, 8, 1500
 
 
 def audit(
@@ -50,7 +50,7 @@ def audit(
     `layer_index` is meant: a mapping, or files, with `config` or a config.json beside them.
     box_or_examples: recorded `Examples`, of which the first 256 are used; or a function, a torch
     module or a JAX function from tokens (n, k, d) to outputs, which is asked `n` sequences of `k`
-    tokens, drawn as in `sample_inputs`.
+    tokens, drawn as in `sample_inputs`; of cross-attention, a function of tokens and memory.
     precision: what the box computes in, "float32" or "bfloat16" for instance; by default what its
     labels are rounded to. depth: faults that are looked for together, at most.
     max_seconds: after which no further pair of faults is tried. What is left of it goes into
@@ -146,7 +146,10 @@ def _conclude(search: Search, evidence: Evidence, reading: Reading, depth: int) 
 
 
 def _holds(evidence: Evidence, reading: Reading, before: Hypothesis, after: Hypothesis) -> bool:
-    """Whether a change takes something off the error of either half of all sequences."""
+    """Whether a change takes something off the error of either half of all sequences; not where
+    these are so few that any does."""
+    if len(evidence.y) < _SEQUENCES or evidence.y[evidence.forward.rows].size < _NUMBERS:
+        return False
     old, new = (evidence.residual(one, reading) for one in (before, after))
     halves = (slice(0, None, 2), slice(1, None, 2))
     return all(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mhalearn._runtime.arrays import widen_bfloat16
+from mhalearn._runtime.arrays import to_numpy, widen_bfloat16
 from mhalearn._runtime.precision import Precision, find_precision
 from mhalearn._runtime.types import Float64
 from mhalearn._runtime.validation import check_count
@@ -17,6 +17,7 @@ from mhalearn.auditing.precision import PRECISIONS, error_floor, error_floors
 from mhalearn.auditing.reading import Reading
 from mhalearn.auditing.trial import Hypothesis, Trial
 from mhalearn.data import Examples
+from mhalearn.data.inputs import sample_inputs
 from mhalearn.layer.base import Layer
 
 # Sequences that are used at most, and rows on which edits are searched.
@@ -46,7 +47,7 @@ class Evidence:
 
     @property
     def padded(self) -> bool:
-        return not bool(self.forward.rows.all())
+        return not bool(self.forward.rows.all() and self.forward.keys.all())
 
     def outputs(self, hypothesis: Hypothesis, claimed: Reading) -> Float64:
         """(n, k, e), by what a hypothesis says."""
@@ -83,18 +84,35 @@ def ask(
     inputs: str,
     seed: int,
 ) -> Examples:
-    """Examples as they are, or answers of a box; sizes must be those of the layer."""
+    """Examples as they are, or answers of a box; sizes must be those of the layer.
+
+    A box of cross-attention is a function of two arrays, the tokens and those of the memory.
+    """
     if isinstance(box_or_examples, Examples):
         found = box_or_examples
     elif callable(box_or_examples):
-        count = min(check_count("n", n), _MOST_SEQUENCES)
-        found = Examples.from_callable(
-            box_or_examples, inputs, n=count, k=check_count("k", k), d=layer.d, seed=seed
-        )
+        count, tokens = min(check_count("n", n), _MOST_SEQUENCES), check_count("k", k)
+        memory = layer.architecture.memory
+        if memory is None:
+            found = Examples.from_callable(
+                box_or_examples, inputs, n=count, k=tokens, d=layer.d, seed=seed
+            )
+        else:
+            drawn = [
+                np.asarray(sample_inputs(inputs, count, tokens, width, seed=seed + at))
+                for at, width in enumerate((layer.d, memory))
+            ]
+            found = Examples(drawn[0], to_numpy(box_or_examples(*drawn)), memory=drawn[1])
     else:
         raise ValueError(
             f"cannot audit a {type(box_or_examples).__name__}: pass Examples, or a function from X "
             "to Y"
+        )
+    expected = layer.architecture.memory or 0
+    if found.columns.memory != expected:
+        raise ValueError(
+            f"the examples have a second sequence of {found.columns.memory} features, the claimed "
+            f"layer takes keys from one of {expected}: pass Examples(..., memory=...)"
         )
     if (found.d, found.out_dim) != (layer.d, layer.out_dim):
         raise ValueError(
@@ -111,10 +129,12 @@ def gather(examples: Examples, claimed: Reading, precision: str | None) -> Evide
     if examples.n > _MOST_SEQUENCES:
         examples = examples.subset(slice(_MOST_SEQUENCES))
     x, y, lengths = examples.arrays()
-    tokens, memory, places = examples.columns.split(np.asarray(widen_bfloat16(x), np.float64))
-    if memory is not None:
-        raise ValueError("keys of a second sequence cannot be audited yet: leave memory out")
-    forward = Forward(tokens, np.asarray(lengths), positions=places)
+    tokens, memory, marks = examples.columns.split(np.asarray(widen_bfloat16(x), np.float64))
+    if memory is None:
+        forward = Forward(tokens, np.asarray(lengths), positions=marks)
+    else:
+        there = np.ones(memory.shape[:2], bool) if marks is None else marks > 0
+        forward = Forward(tokens, np.asarray(lengths), memory=memory, memory_rows=there)
     labels = np.asarray(widen_bfloat16(y), np.float64)
     seen = labels[forward.rows]
     rounded = find_precision(lambda: [seen])

@@ -8,6 +8,7 @@ import numpy as np
 
 from mhalearn._runtime.types import Float64
 from mhalearn.auditing.catalogue import FAULTS
+from mhalearn.auditing.confidence import confidence, whole
 from mhalearn.auditing.evidence import Evidence
 from mhalearn.auditing.precision import finest
 from mhalearn.auditing.reading import Reading
@@ -16,16 +17,11 @@ from mhalearn.auditing.shown import choose_rows
 from mhalearn.auditing.trial import Hypothesis, Step
 from mhalearn.auditing.unexplained import Locus, find_locus
 
-# How sure a finding is that explains all, one that rounding would hide, and, times the share of
-# the squared error it explains, one that leaves a rest.
-_SURE, _HIDDEN, _PARTIAL = 0.98, 0.9, 0.4
 # Shares of the squared error from which on a fault is named although a rest remains, and the
 # relative error that the rest may have.
 _WORTH, _REST = 0.9, 0.3
 _FAMILIES = {fault.name: fault.family for fault in FAULTS}
 _SEEN = {fault.name: fault.seen for fault in FAULTS}
-# Edits with a name beside their fault's: the same number, where nothing was claimed.
-_UNDER = {"window-added": "window-other", "softcap-added": "softcap-other"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,10 @@ def explain(
     residual = evidence.residual(hypothesis, claimed)
     left = evidence.error(residual)
     floor = evidence.floor_of(hypothesis, claimed) if hypothesis.steps else evidence.floor
-    explained = conclusion.explained and left <= 1.5 * hypothesis.allowed(floor, error)
+    rounded = left
+    if hypothesis.flips:
+        rounded = evidence.error(evidence.residual(hypothesis.without_flips(), claimed))
+    explained = conclusion.explained and left <= 1.5 * hypothesis.allowed(floor, rounded)
     findings: list[Finding] = []
     worth = explained or (left <= _REST and 1 - (left / error) ** 2 >= _WORTH)
     if hypothesis.steps and worth:
@@ -103,16 +102,18 @@ def _findings(
         others = Hypothesis(steps[:index] + steps[index + 1 :])
         before = error if len(steps) == 1 else evidence.error(evidence.residual(others, claimed))
         hidden = index >= len(steps) - conclusion.hidden
-        sure = (_HIDDEN if hidden else _SURE) if explained else _PARTIAL * (1 - (left / error) ** 2)
+        kind = "hidden" if hidden else whole(len(steps) - conclusion.hidden)
+        kind = kind if explained else "part"
         rivals = [one for one in conclusion.rivals if _stands_for(one, steps) == index]
         also = tuple(_say(claimed, one.steps[-1]) for one in rivals)
-        found.append(_finding(claimed, step, before, left, sure / (1 + len(rivals)), also))
+        found.append(_finding(claimed, step, before, left, kind, also))
     found.sort(key=lambda one: (-one.confidence, -one.numbers["before"]))
     for rival in conclusion.rivals:
         place = _stands_for(rival, steps)
-        ties = sum(_stands_for(one, steps) == place for one in conclusion.rivals)
-        also = (_say(claimed, steps[place]),)
-        found.append(_finding(claimed, rival.steps[-1], error, left, _SURE / (1 + ties), also))
+        equal = [one for one in conclusion.rivals if _stands_for(one, steps) == place]
+        instead = [steps[place], *(one.steps[-1] for one in equal if one is not rival)]
+        also = tuple(_say(claimed, one) for one in instead)
+        found.append(_finding(claimed, rival.steps[-1], error, left, whole(len(steps)), also))
     return found
 
 
@@ -123,18 +124,26 @@ def _stands_for(rival: Hypothesis, steps: tuple[Step, ...]) -> int:
 
 
 def _finding(
-    claimed: Reading, step: Step, before: float, after: float, sure: float, also: tuple[str, ...]
+    claimed: Reading, step: Step, before: float, after: float, kind: str, also: tuple[str, ...]
 ) -> Finding:
+    """also: what would explain as well, which the finding then shares its likelihood with."""
     edit = step.edit
     numbers = {"before": before, "after": after}
     if edit.dial is not None:
         numbers[edit.dial.name] = edit.dial.value
-    fault = _UNDER.get(edit.fault, edit.fault)
     said = f"{_say(claimed, step)} (relative error falls from {before:.1e} to {after:.1e})"
     if also:
         said += f"; as well explained by: {'; '.join(also)}"
     return Finding(
-        edit.fault, _FAMILIES[fault], said, step.heads or (), numbers, sure, _SEEN[fault], also
+        edit.fault,
+        _FAMILIES[edit.fault],
+        said,
+        step.heads or (),
+        numbers,
+        confidence(kind, len(also)),
+        _SEEN[edit.fault],
+        also,
+        kind,
     )
 
 
@@ -161,8 +170,8 @@ def _unexplained(
     if like is not None:
         said += f"; it is as {like} throughout would leave it"
     numbers = {"before": error, "after": rest}
-    sure = (rest / error) ** 2 if error > 0 else 1.0
-    return Finding("unexplained", "unexplained", said, locus.heads, numbers, min(1.0, sure))
+    kind = "unexplained"
+    return Finding(kind, kind, said, locus.heads, numbers, confidence(kind), kind=kind)
 
 
 def _low_precision(evidence: Evidence, claimed: Reading) -> str | None:

@@ -36,7 +36,8 @@ class Edit:
 
     said: a clause without the numbers of the trial. by_head: whether some heads may have it while
     others have not. dial: the number it was made with, where one is fitted. flips: it rounds, so
-    that what lies between two steps may come out otherwise in a box.
+    that what lies between two steps may come out otherwise in a box. control: what it does beside,
+    which a right box does too, and which must not count for it.
     """
 
     fault: str
@@ -45,6 +46,7 @@ class Edit:
     by_head: bool = True
     dial: Dial | None = None
     flips: bool = False
+    control: Callable[[Reading], Reading] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,15 @@ class Fault:
     seen: tuple[str, ...]
     edits: Edits
     words: str  # for the table of the catalogue
+
+
+def tell_apart(value: float, claimed: float) -> tuple[str, str]:
+    """Two numbers with as many digits as it takes to see that they differ."""
+    for digits in range(4, 13):
+        said = f"{value:.{digits}g}", f"{claimed:.{digits}g}"
+        if said[0] != said[1]:
+            break
+    return said
 
 
 def dialled(

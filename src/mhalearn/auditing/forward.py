@@ -42,6 +42,9 @@ class Forward:
     """Readings computed on some sequences. Arrays of heads are (b, m, k, h).
 
     precision: a format that every step is rounded to, as a box of that precision would.
+    memory: the tokens that keys and values are of, (b, k, d'), where these are a second sequence's,
+    and memory_rows (b, k): which of them are none that pad. longest: tokens of the longest one, of
+    all sequences: those past it are there for no box.
     """
 
     def __init__(
@@ -50,9 +53,13 @@ class Forward:
         lengths: NDArray[Any],
         precision: str = "float64",
         positions: Float64 | None = None,
+        memory: Float64 | None = None,
+        memory_rows: NDArray[np.bool_] | None = None,
+        longest: int | None = None,
     ) -> None:
         self.precision = precision
         self.x = self._round(np.asarray(x, np.float64))
+        self.memory = None if memory is None else self._round(memory)
         self.lengths = lengths
         b, k, _ = self.x.shape
         self.placed = positions is not None
@@ -60,12 +67,18 @@ class Forward:
         if positions is not None:
             self.positions = positions
         self.rows = np.arange(k) < lengths[:, None]
+        self.keys = self.rows if memory_rows is None else memory_rows
+        self.longest = longest or int(self.keys.sum(1).max(initial=0))
         self._kept: dict[Any, tuple[Any, Float64]] = {}
 
     def some(self, chosen: Any, precision: str = "float64") -> Forward:
         """Of some of the sequences."""
         places = self.positions[chosen] if self.placed else None
-        return Forward(self.x[chosen], self.lengths[chosen], precision, places)
+        beside = None if self.memory is None else self.memory[chosen]
+        there = None if self.memory is None else self.keys[chosen]
+        return Forward(
+            self.x[chosen], self.lengths[chosen], precision, places, beside, there, self.longest
+        )
 
     def _round(self, a: Float64) -> Float64:
         return a if self.precision == "float64" else round_to(self.precision, a)
@@ -100,11 +113,14 @@ class Forward:
 
     def mixed(self, reading: Reading) -> Float64:
         """Means of the values by the weights, of every head."""
-        p = self._round(self.weights(reading))
-        made_in = reading.rounding.get("made in", self.precision)
-        values = self._heads(reading, self._project(reading, "value", made_in))
-        if "values" in reading.rounding:
-            values = round_to(reading.rounding["values"], values)
+        found = self._mixed(reading)
+        if reading.untransposed != "joined":
+            return found
+        b, m, k, v = found.shape
+        return np.ascontiguousarray(found.reshape(b, k, m, v).transpose(0, 2, 1, 3))
+
+    def _mixed(self, reading: Reading) -> Float64:
+        p, values = self._round(self.weights(reading)), self.values(reading)
         if "weights" in reading.rounding:
             p = round_to(reading.rounding["weights"], p)
         if "sum" not in reading.rounding:
@@ -113,6 +129,13 @@ class Forward:
         for j in range(values.shape[2]):
             total = round_to(name, total + p[..., j : j + 1] * values[:, :, j : j + 1])
         return total
+
+    def values(self, reading: Reading) -> Float64:
+        """Of every head, (b, m, k, v); of one key head for all, (b, 1, k, v)."""
+        made_in = reading.rounding.get("made in", self.precision)
+        found = self._heads(reading, self._project(reading, "value", made_in))
+        name = reading.rounding.get("values")
+        return found if name is None else round_to(name, found)
 
     def weights(self, reading: Reading) -> Float64:
         """Attention weights (b, m, k, k)."""
@@ -166,16 +189,46 @@ class Forward:
         weight, bias = reading.params[side], reading.params.get(f"{side}_bias")
         name = precision or self.precision
 
+        tokens = self._tokens(reading, side)
+        shared = reading.params.get("rotary_key") if side == "key" else None
+
         def make() -> Float64:
             g, d, h = weight.shape
-            b, k, _ = self.x.shape
+            b, k, _ = tokens.shape
             flat = round_to(name, weight).transpose(1, 0, 2).reshape(d, g * h)
-            found = round_to(name, round_to(name, self.x).reshape(b * k, d) @ flat)
+            found = round_to(name, round_to(name, tokens).reshape(b * k, d) @ flat)
             found = found.reshape(b, k, g, h)
             found = found if bias is None else round_to(name, found + round_to(name, bias))
+            if shared is not None:
+                source = round_to(name, self.x if self.memory is None else self.memory)
+                first = round_to(name, source @ round_to(name, shared))[:, :, None]
+                found = np.concatenate([np.repeat(first, g, axis=2), found], axis=-1)
+            if reading.untransposed == "split":
+                return np.ascontiguousarray(found.reshape(b, found.shape[2], k, -1))
             return np.ascontiguousarray(found.transpose(0, 2, 1, 3))
 
-        return self._once(("project", name, id(weight), id(bias)), (weight, bias), make)
+        held = (weight, bias, shared, tokens)
+        return self._once(("project", name, reading.untransposed, *map(id, held)), held, make)
+
+    def _tokens(self, reading: Reading, side: str) -> Float64:
+        """What a side is projected from: tokens, those of the memory, or latents of either."""
+        source = self.x if side == "query" or self.memory is None else self.memory
+        name = "query_latent" if side == "query" else "latent"
+        down, gain = reading.params.get(name), reading.params.get(f"{name}_gain")
+        if down is None:
+            return source
+        latent = reading.latent
+        assert latent is not None
+        normed = latent.norm and name in reading.latents_normed
+
+        def make() -> Float64:
+            found = self._round(source @ self._round(down))
+            if normed:
+                square = np.mean(found**2, axis=-1, keepdims=True) + latent.epsilon
+                found = self._round(found / np.sqrt(square))
+            return found if gain is None else self._round(found * gain)
+
+        return self._once((name, id(down), id(gain), normed), (down, gain), make)
 
     def _vectors(self, reading: Reading, side: str) -> Float64:
         """Queries or keys, normalised and rotated."""
@@ -198,8 +251,10 @@ class Forward:
             return vectors
 
         weight, bias = reading.params[side], reading.params.get(f"{side}_bias")
-        how = (reading.sign, reading.query_shift, reading.magnitude, turns, last, norm, rope)
-        held = (weight, bias, gain, reading.frequencies)
+        turn = (reading.sign, reading.query_shift, reading.magnitude, turns, rope)
+        how = (*turn, last, norm, reading.untransposed)
+        shared = reading.params.get("rotary_key")
+        held = (weight, bias, gain, reading.frequencies, shared, self._tokens(reading, side))
         return self._once((side, *map(id, held), how), held, make)
 
     def _normalise(self, reading: Reading, vectors: Float64, gain: Any) -> Float64:
@@ -279,6 +334,8 @@ class Forward:
             elif reading.window_kind == "far":
                 near = ~near | (row == key)
             seen = seen & near
-        if reading.attends_padding or self.rows.all():
+        if reading.attends_padding:
+            return np.asarray(seen[None] & (key < self.longest))
+        if self.keys.all():
             return np.asarray(seen[None])
-        return np.asarray(seen & self.rows[:, None, :])
+        return np.asarray(seen & self.keys[:, None, :])

@@ -15,6 +15,7 @@ import numpy as np
 from mhalearn._runtime.types import Float64
 from mhalearn.interop.factors import carried_factors
 from mhalearn.layer.base import Layer
+from mhalearn.layer.latent import Latent
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.position_bias import PositionBias
 from mhalearn.layer.projected import Projected
@@ -22,26 +23,14 @@ from mhalearn.layer.projected_layer import ProjectedLayer
 from mhalearn.layer.qk_norm import QKNorm
 from mhalearn.layer.rope import Rope
 
-# What a reading knows of the fields that heads of projections have.
-_KNOWN = {
-    "kv_heads",
-    "rope",
-    "window",
-    "sinks",
-    "softcap",
-    "qk_norm",
-    "position_bias",
-    "logit_scale",
-    "value_dim",
-}
-
 
 @dataclass(frozen=True)
 class Reading:
     """How attention is computed: weights, and the steps between them.
 
     params: query (m, d, h), key (g, d, h), value (g, d, v), out (m, v, e), and biases, gains, sink
-    and position table where there are such. kv_of: which key head each head meets.
+    and position table where there are such; with a latent, those of `Projected`. kv_of: which key
+    head each head meets.
     factored: whether these are a port's own weights, and not matrices multiplied out.
     """
 
@@ -66,12 +55,15 @@ class Reading:
     norm: QKNorm | None = None
     normed: tuple[str, ...] = ("query", "key")
     norm_last: bool = False
+    latent: Latent | None = None
+    latents_normed: tuple[str, ...] = ("latent", "query_latent")
     position_bias: PositionBias | None = None
     slopes: Float64 | None = None  # instead of ALiBi's own
     attends_padding: bool = False
     idle_keys: int = 0  # zero logits that the softmax counts beside the tokens
     over_queries: bool = False
     rounding: Mapping[str, str] = field(default_factory=dict)  # by "values", "weights", "sum"
+    untransposed: str = ""  # heads and tokens reshaped into each other: "split" or "joined"
     empty: str = "zero"  # what a row that sees no token gives: "zero" or "uniform"
 
     @property
@@ -110,8 +102,6 @@ def read_layer(layer: Layer) -> Reading:
             f"{type(layer).__name__}: an audit reads AttentionLayer and ProjectedLayer alone"
         )
     a = layer.architecture
-    if unknown := sorted(set(a.extras()) - _KNOWN):
-        raise ValueError(f"heads with {unknown[0]} cannot be audited yet: leave {unknown[0]} out")
     each = a.heads // a.groups
     return Reading(
         params=dict(layer.params),
@@ -123,6 +113,7 @@ def read_layer(layer: Layer) -> Reading:
         softcap=None if a.softcap is None else float(a.softcap),
         rope=a.rope,
         norm=a.norm,
+        latent=a.latent,
         position_bias=a.distance_bias,
     )
 

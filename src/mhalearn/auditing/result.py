@@ -19,8 +19,10 @@ class Finding:
 
     name: of the fault in the catalogue, or "unexplained". heads: counted from 0; empty where all
     heads have it. numbers: `before` and `after`, relative errors without and with it, and those
-    that were fitted. confidence: how often a finding like this is right.
-    also: other faults that would explain the labels as well.
+    that were fitted. confidence: how often a finding of its `kind` is right, shared with those that
+    would explain the labels as well (`also`). kind: "alone", "of two", "of three": it explains all,
+    so; "hidden": as others do, and rounding would have hidden it; "part": something else stays;
+    "unexplained": that which does.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Finding:
     confidence: float
     seen_in: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    kind: str = ""
 
     @property
     def head(self) -> int | None:
@@ -48,6 +51,7 @@ class Finding:
             "confidence": self.confidence,
             "seen_in": list(self.seen_in),
             "also": list(self.also),
+            "kind": self.kind,
         }
 
 

@@ -10,21 +10,28 @@ import numpy as np
 from scipy import optimize
 
 from mhalearn.auditing.catalogue import list_edits
-from mhalearn.auditing.fault import Context, Dial
+from mhalearn.auditing.fault import Context, Dial, Edit
 from mhalearn.auditing.reading import Reading
 from mhalearn.auditing.trial import Attempt, Hypothesis, State, Trial
 
-# Faults whose number is fitted, of those tried, the best first.
+# Faults whose number is fitted, of those tried, the most promising first.
 _FITTED = 4
+# A change of which less than this part goes along with the residual is fitted close to the claim.
+_NEAR = 0.4
 # Attempts that leave up to so much more, squared, may explain as well, and how many are kept.
 _TIE, _MOST_EQUAL = 1.3, 8
-# Attempts of which it is measured what a box like them rounds, where they leave at most so much.
-_MEASURED, _MOSTLY = 3, 0.2
-# Pairs from which a third change is looked for.
-_BEAM = 3
+# Attempts of which it is measured what a box like them rounds, where they leave at most so much of
+# the claim's error, and so many times what the claim's own box rounds.
+_MEASURED, _MOSTLY, _ROUNDS = 3, 0.2, 8.0
+# Pairs from which a third change is looked for, and what a second one must promise to explain of
+# the squared residual to have its number fitted.
+_BEAM, _WORTH_FITTING = 3, 0.5
 # Of a residual that rounding may have left, a change must explain so much to be believed, and the
 # residual must grow by about as much as the change says.
 _SMALL, _SMALL_FITTED, _SLOPE = 0.03, 0.15, 0.3
+# Times the logarithm of how many changes are tried, over how many numbers: four times what the best
+# of so many has by chance of white noise, and rounding is not quite that.
+_CHANCE = 8.0
 
 
 @dataclass(frozen=True)
@@ -90,22 +97,45 @@ class Search:
         state = self.trial.state(hypothesis, self.claimed)
         taken = set(hypothesis.names)
         found = None
-        for one in self._level(state):
-            if one.step.edit.fault in taken or not _is_real(one, state.square):
+        attempts = self._level(state, small=True)
+        # The best of many changes, each for some of the heads, explains that much of any noise.
+        chance = np.log(len(attempts)) + self.claimed.n_heads * np.log(2)
+        least = _CHANCE * float(chance) / self.trial.labels.size
+        for one in attempts:
+            before = self._controlled(state, one.step.edit)
+            if one.step.edit.fault in taken or not _is_real(one, before, least):
                 continue
             if found is None or one.square < found.square:
                 found = one
         return found
 
-    def _level(self, state: State) -> list[Attempt]:
-        """Every edit tried on a state, numbers fitted, the best first."""
+    def _controlled(self, state: State, edit: Edit) -> float:
+        """What is left before an edit is made, or by what it does beside, if that is less."""
+        if edit.control is None:
+            return state.square
+        return min(
+            state.square, self.trial.attempt(state, replace(edit, change=edit.control)).square
+        )
+
+    def _level(self, state: State, *, small: bool = False, least: float = 0.0) -> list[Attempt]:
+        """Every edit tried on a state, the best first; numbers are fitted where that may help.
+
+        It does not where an edit without a number explains all, which is plainer. small: the
+        residual is rounding, of which a change that hardly goes along with it explains nothing.
+        least: what an edit must promise to be fitted.
+        """
         context = replace(self.context, suspects=self.trial.suspects(state))
         attempts = [self.trial.attempt(state, edit) for edit in list_edits(state.reading, context)]
         attempts.sort(key=lambda one: one.square)
+        plain = next((one for one in attempts if one.step.edit.dial is None), None)
+        if not small and plain is not None and plain.error <= self.floor:
+            return attempts
         fitted: dict[tuple[str, str], Attempt] = {}
-        for one in attempts:
+        for one in sorted(attempts, key=lambda one: -_promise(one, state.square)):
             dial = one.step.edit.dial
-            if dial is not None and len(fitted) < _FITTED:
+            if dial is None or (small and one.along < _SMALL):
+                continue
+            if len(fitted) < _FITTED and _promise(one, state.square) >= least:
                 fitted.setdefault((one.step.edit.fault, dial.name), one)
         attempts += [self._fit(state, one) for one in fitted.values()]
         return sorted(attempts, key=lambda one: one.square)
@@ -115,6 +145,10 @@ class Search:
         dial = attempt.step.edit.dial
         assert dial is not None
         low, high = dial.neighbours()
+        if dial.claimed and dial.value > 0 and not dial.whole and 0 < attempt.reach < _NEAR:
+            # Much nearer to the claim: beyond twice as far, no head would have the change.
+            ends = dial.claimed, dial.claimed * (dial.value / dial.claimed) ** (2 * attempt.reach)
+            low, high = min(ends), max(ends)
         tried: dict[float, Attempt] = {dial.value: attempt}
 
         def square(value: float) -> float:
@@ -143,7 +177,7 @@ class Search:
     def _explaining(self, attempts: list[Attempt]) -> tuple[Attempt, ...]:
         """Those that explain all, the simplest first; none where nothing does."""
         attempts = [
-            one for one in attempts if one.error <= one.hypothesis.allowed(self.floor, self.before)
+            one for at, one in enumerate(attempts) if self._explains(one, self._floor_of(at, one))
         ]
         if not attempts:
             return ()
@@ -156,6 +190,23 @@ class Search:
         kept = list(equal.values())[:_MOST_EQUAL]
         return tuple(sorted(kept, key=lambda one: (*one.hypothesis.plainness, one.square)))
 
+    def _explains(self, attempt: Attempt, floor: float) -> bool:
+        """Down to what a box rounds; what is rounded once more, to a part of what that does."""
+        hypothesis = attempt.hypothesis
+        if attempt.error > hypothesis.allowed(floor, self.before):
+            return False
+        if attempt.error <= floor:
+            return True
+        before = self.trial.state(hypothesis.without_flips(), self.claimed).square
+        return attempt.error <= hypothesis.allowed(floor, float(np.sqrt(before)))
+
+    def _floor_of(self, place: int, attempt: Attempt) -> float:
+        """What a box like an attempt rounds; measured for the best, where that may be decisive."""
+        near = attempt.error <= min(_MOSTLY * self.before, _ROUNDS * self.floor)
+        if place >= _MEASURED or not near or attempt.error <= self.floor:
+            return self.floor
+        return self.floor_of(attempt.hypothesis)
+
     def _deeper(self, singles: list[Attempt]) -> tuple[Attempt, ...]:
         """Pairs: each fault's best edit, with every other; then a third change to the best."""
         bases: dict[str, Attempt] = {}
@@ -164,12 +215,14 @@ class Search:
                 bases.setdefault(one.step.edit.fault, one)
         pairs: list[Attempt] = []
         for base in bases.values():
-            if time.monotonic() > self.deadline:
-                break
-            attempts = self._level(self.trial.state(base.hypothesis, self.claimed))
-            pairs += attempts[:4]
-            if found := self._explaining(attempts):
-                return found
+            for hypothesis in _all_or_some(base, self.claimed.n_heads):
+                if time.monotonic() > self.deadline:
+                    break
+                state = self.trial.state(hypothesis, self.claimed)
+                attempts = self._level(state, least=_WORTH_FITTING)
+                pairs += attempts[:4]
+                if found := self._explaining(attempts):
+                    return found
         if self.depth < 3:
             return ()
         pairs.sort(key=lambda one: one.square)
@@ -187,9 +240,27 @@ class Search:
         return Found((some[0].hypothesis if some else Hypothesis(),), False)
 
 
-def _is_real(attempt: Attempt, before: float) -> bool:
-    """Whether a change explains a part of a small residual."""
+def _all_or_some(attempt: Attempt, heads: int) -> list[Hypothesis]:
+    """A change for the heads that it fits, and for all where it fits most: the others may have it
+    too, and another one besides."""
+    found, some = [attempt.hypothesis], attempt.step.heads
+    if some is not None and 2 * len(some) >= heads:
+        found.append(attempt.base.with_step(replace(attempt.step, heads=None)))
+    return found
+
+
+def _promise(attempt: Attempt, before: float) -> float:
+    """What share of a squared residual another number may explain: as much as this one does, or as
+    a smaller step in its direction would."""
+    there = 1 - attempt.square / before if before > 0 else 0.0
+    return max(there, attempt.along)
+
+
+def _is_real(attempt: Attempt, before: float, least: float) -> bool:
+    """Whether a change explains a part of a small residual; least: what any would by chance."""
     share = 1 - attempt.square / before if before > 0 else 0.0
+    if share < least:
+        return False
     dial = attempt.step.edit.dial
     if dial is None:
         return share >= _SMALL and abs(attempt.slope - 1) <= _SLOPE

@@ -40,7 +40,9 @@ class Hypothesis:
     steps: tuple[Step, ...] = ()
 
     def with_step(self, step: Step) -> Hypothesis:
-        return Hypothesis((*self.steps, step))
+        """One more; a number that is set anew for the same heads takes the place of the old one."""
+        kept = [one for one in self.steps if not _is_same_number(one, step)]
+        return Hypothesis((*kept, step))
 
     def classes(self, claimed: Reading) -> list[tuple[Reading, tuple[int, ...]]]:
         """Readings, and the heads that are computed so; the largest class first."""
@@ -61,10 +63,17 @@ class Hypothesis:
     def names(self) -> tuple[str, ...]:
         return tuple(step.edit.fault for step in self.steps)
 
+    @property
+    def flips(self) -> bool:
+        return any(step.edit.flips for step in self.steps)
+
+    def without_flips(self) -> Hypothesis:
+        """Its other steps."""
+        return Hypothesis(tuple(step for step in self.steps if not step.edit.flips))
+
     def allowed(self, floor: float, before: float) -> float:
-        """The relative error up to which it explains a box; before: that of the claim."""
-        flips = any(step.edit.flips for step in self.steps)
-        return max(floor, _FLIPS * before) if flips else floor
+        """The relative error up to which it explains a box; before: without what it rounds."""
+        return max(floor, _FLIPS * before) if self.flips else floor
 
     @property
     def plainness(self) -> tuple[int, int, int]:
@@ -94,12 +103,16 @@ class Attempt:
 
     square: the relative squared residual it leaves. slope: that of the residual along the change it
     makes: near one where the edit is right, near zero where it has nothing to do with the residual.
+    along: the share of the squared residual that a part of the change, or more of it, takes off at
+    most: of all heads, or of one. reach: how much of the change that is.
     """
 
     base: Hypothesis
     step: Step
     square: float
     slope: float
+    along: float = 1.0
+    reach: float = 1.0
 
     @property
     def hypothesis(self) -> Hypothesis:
@@ -144,8 +157,10 @@ class Trial:
             total = parts.sum(0) + self._bias(classes[0][0])
             change = total - (self.labels - state.residual)
             square = float(np.sum((state.residual - change) ** 2)) / self.size
-            slope = _slope(float(np.sum(state.residual * change)), float(np.sum(change**2)))
-        return Attempt(state.hypothesis, Step(edit, None), _finite(square), slope)
+            product = float(np.sum(state.residual * change))
+            slope = _slope(product, float(np.sum(change**2)))
+        along = max(slope, 0.0) * product / max(state.square * self.size, 1e-300)
+        return Attempt(state.hypothesis, Step(edit, None), _finite(square), slope, along, slope)
 
     def _by_head(self, state: State, edit: Edit, parts: Float64) -> Attempt:
         changes = (parts - state.parts).reshape(len(parts), -1)
@@ -168,7 +183,14 @@ class Trial:
         slope = _slope(float(along[some].sum()), float(gram[np.ix_(some, some)].sum()))
         # Exactly, where differences of large numbers would say little.
         rest = residual - changes[some].sum(0)
-        return Attempt(state.hypothesis, Step(edit, heads), float(rest @ rest) / self.size, slope)
+        square = float(rest @ rest) / self.size
+        ahead = np.maximum(np.append(along, along.sum()), 0.0)
+        sizes = np.append(np.diag(gram), gram.sum())
+        shares = ahead**2 / np.where(sizes > 0, sizes, np.inf) / max(whole, 1e-300)
+        best = int(np.argmax(shares))
+        reach = _slope(float(ahead[best]), float(sizes[best]))
+        step = Step(edit, heads)
+        return Attempt(state.hypothesis, step, square, slope, float(shares[best]), reach)
 
     def _parts(self, classes: list[tuple[Reading, tuple[int, ...]]]) -> Float64:
         found = [self.forward.contributions(reading, self.onto) for reading, _ in classes]
@@ -192,6 +214,11 @@ class Trial:
         each = np.einsum("mvr,mvs->mrs", found.reshape(m, v, -1), seen.reshape(m, v, -1))
         energy = (each**2).sum((1, 2))
         return tuple(np.argsort(-energy).tolist())
+
+
+def _is_same_number(one: Step, other: Step) -> bool:
+    same = one.edit.fault == other.edit.fault and one.heads == other.heads
+    return same and one.edit.dial is not None and other.edit.dial is not None
 
 
 def _best_heads(gram: Float64, along: Float64) -> NDArray[np.bool_]:

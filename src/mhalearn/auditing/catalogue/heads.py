@@ -130,7 +130,13 @@ FAULTS = (
         _interleaved_groups,
         "heads of a group interleaved instead of blocked",
     ),
-    Fault("key-value-exchanged", "exchange", (), _kv_exchanged, "keys for values"),
+    Fault(
+        "key-value-exchanged",
+        "exchange",
+        ("jsbaan/transformer-from-scratch#1",),
+        _kv_exchanged,
+        "keys for values",
+    ),
     Fault("query-key-exchanged", "exchange", (), _qk_exchanged, "queries for keys"),
     Fault(
         "heads-swapped",
@@ -140,7 +146,11 @@ FAULTS = (
         "two heads in each other's place",
     ),
     Fault(
-        "key-heads-swapped", "groups", (), _swapped_groups, "two key heads in each other's place"
+        "key-heads-swapped",
+        "groups",
+        ("alibaba/ChatLearn#277",),
+        _swapped_groups,
+        "two key heads in each other's place",
     ),
     Fault("head-zeroed", "heads", ("vllm-project/vllm-ascend#3571",), _zeroed, "a head gives zero"),
     Fault(

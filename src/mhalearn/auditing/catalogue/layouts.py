@@ -61,19 +61,38 @@ def _features_interleaved(r: Reading, _: Context) -> Iterable[Edit]:
 
     def dealt(name: str) -> Float64:
         leaf = r.params[name]
+        if leaf.ndim == 2:  # a bias, which lies in the features as their weights do
+            return np.ascontiguousarray(leaf.reshape(leaf.shape[1], leaf.shape[0]).T)
         g, d, h = leaf.shape
         flat = _flat(leaf).reshape(d, h, g)
         return np.ascontiguousarray(flat.transpose(2, 0, 1))
 
     if r.head_dim == 1 or r.n_heads == 1:
         return
-    sides = {name: dealt(name) for name in ("query", "key", "value")}
+    names = [f"{side}{end}" for side in ("query", "key", "value") for end in ("", "_bias")]
+    sides = {name: dealt(name) for name in names if name in r.params}
     said = "heads take every so-many-th feature of their projections instead of those in a row"
     yield Edit("features-interleaved", said, lambda q: q.with_params(**sides), by_head=False)
     m, v, e = r.params["out"].shape
     out = np.ascontiguousarray(r.params["out"].reshape(v, m, e).transpose(1, 0, 2))
     said = "the heads' outputs are interleaved before the output projection"
     yield Edit("features-interleaved", said, lambda q: q.with_params(out=out), by_head=False)
+
+
+def _untransposed(r: Reading, _: Context) -> Iterable[Edit]:
+    """Reshapes of (tokens, heads, features) into (heads, tokens, features), and nothing more."""
+    if r.n_heads == 1:
+        return
+    said = {"joined": "heads' outputs are joined without a transpose, which mixes tokens"}
+    if r.groups == r.n_heads:
+        said["split"] = "projections are split into heads without a transpose, which mixes tokens"
+    for kind, words in said.items():
+        yield Edit(
+            "heads-not-transposed",
+            words,
+            lambda q, kind=kind: q.with_(untransposed=kind),  # type: ignore[misc]
+            by_head=False,
+        )
 
 
 def _fused(r: Reading, _: Context) -> Iterable[Edit]:
@@ -120,9 +139,21 @@ FAULTS = (
     ),
     Fault("features-interleaved", "layout", (), _features_interleaved, "heads dealt like cards"),
     Fault(
+        "heads-not-transposed",
+        "layout",
+        (
+            "jsbaan/transformer-from-scratch#6",
+            "hackiey/QAnet-pytorch#2",
+            "reczoo/FuxiCTR#30",
+            "649453932/Chinese-Text-Classification-Pytorch#10",
+        ),
+        _untransposed,
+        "heads and tokens reshaped into each other",
+    ),
+    Fault(
         "fused-misread",
         "layout",
-        ("lablup/mlxcel#928", "awslabs/slapo#46"),
+        ("lablup/mlxcel#928", "awslabs/slapo#46", "JieShibo/MoLE#9"),
         _fused,
         "fused q, k, v read in another order",
     ),

@@ -71,10 +71,18 @@ def _window_wrong_end(r: Reading, _: Context) -> Iterable[Edit]:
 
 
 def _window_other(r: Reading, context: Context) -> Iterable[Edit]:
+    return () if r.window is None else _windows("window-other", r, context)
+
+
+def _window_added(r: Reading, context: Context) -> Iterable[Edit]:
+    return _windows("window-added", r, context) if r.window is None else ()
+
+
+def _windows(name: str, r: Reading, context: Context) -> Iterable[Edit]:
     claimed = "no window was claimed" if r.window is None else f"{r.window} were claimed"
     grid = [float(size) for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)]
     return dialled(
-        "window-other" if r.window is not None else "window-added",
+        name,
         "window",
         [size for size in grid if size < context.tokens],
         lambda value: f"rows see the last {value:g} tokens where {claimed}",
@@ -149,9 +157,21 @@ FAULTS = (
         _causal_missing,
         "rows see tokens after them",
     ),
-    Fault("causal-added", "mask", (), _causal_added, "a causal mask where none was claimed"),
+    Fault(
+        "causal-added",
+        "mask",
+        ("huggingface/transformers#46077",),
+        _causal_added,
+        "a causal mask where none was claimed",
+    ),
     Fault("causal-sees-next", "mask", ("octo-models/octo#75",), _sees_next, "one token too many"),
-    Fault("causal-misses-self", "mask", (), _misses_self, "rows do not see themselves"),
+    Fault(
+        "causal-misses-self",
+        "mask",
+        ("pbloem/former#10",),
+        _misses_self,
+        "rows do not see themselves",
+    ),
     Fault(
         "causal-inverted",
         "mask",
@@ -173,8 +193,21 @@ FAULTS = (
         _window_off_by_one,
         "a window of one token more or less",
     ),
-    Fault("window-wrong-end", "window", (), _window_wrong_end, "counted from the wrong end"),
-    Fault("window-other", "window", (), _window_other, "another window, or one not claimed"),
+    Fault(
+        "window-wrong-end",
+        "window",
+        ("huggingface/transformers#41228",),
+        _window_wrong_end,
+        "counted from the wrong end",
+    ),
+    Fault("window-other", "window", (), _window_other, "another window, which is fitted"),
+    Fault(
+        "window-added",
+        "window",
+        ("huggingface/transformers#38002", "cactus-compute/cactus#320"),
+        _window_added,
+        "a window where none was claimed",
+    ),
     Fault(
         "sink-missing",
         "sink",

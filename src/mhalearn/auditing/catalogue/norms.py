@@ -76,6 +76,21 @@ def _across(r: Reading, _: Context) -> Iterable[Edit]:
     yield Edit("norm-across-heads", said, lambda q: q.with_(norm=other), by_head=False)
 
 
+def _latent_norm(r: Reading, _: Context) -> Iterable[Edit]:
+    if r.latent is None or not r.latent.norm:
+        return
+    for name, words in (("latent", "keys and values"), ("query_latent", "queries")):
+        if name in r.params:
+            said = f"the latent that {words} are read from is not normalised"
+            kept = tuple(other for other in r.latents_normed if other != name)
+            yield Edit(
+                "latent-norm-missing",
+                said,
+                lambda q, kept=kept: q.with_(latents_normed=kept),  # type: ignore[misc]
+                by_head=False,
+            )
+
+
 def _alibi_missing(r: Reading, _: Context) -> Iterable[Edit]:
     if r.position_bias is not None:
         said = f"the {r.position_bias.name} bias by distance is missing"
@@ -115,7 +130,13 @@ def _t5_sides(r: Reading, _: Context) -> Iterable[Edit]:
 
 
 FAULTS = (
-    Fault("norm-missing", "norm", (), _missing, "queries, keys or both are not normalised"),
+    Fault(
+        "norm-missing",
+        "norm",
+        ("kyegomez/MegaVIT#17",),
+        _missing,
+        "queries, keys or both are not normalised",
+    ),
     Fault(
         "norm-after-rotation",
         "norm",
@@ -126,18 +147,20 @@ FAULTS = (
     Fault(
         "norm-epsilon",
         "norm",
-        ("apache/tvm#15856", "meta-llama/llama#771"),
+        ("apache/tvm#15856", "meta-llama/llama#771", "Wenyueh/MinivLLM#82"),
         _epsilon,
         "another epsilon, which is fitted",
     ),
     Fault(
         "norm-gain-offset",
         "norm",
-        ("linkedin/Liger-Kernel#74",),
+        ("linkedin/Liger-Kernel#74", "Blaizzy/mlx-vlm#2114"),
         _offset,
         "gains without their +1, or with it twice",
     ),
-    Fault("norm-gain-missing", "norm", (), _gain_missing, "gains are ones"),
+    Fault(
+        "norm-gain-missing", "norm", ("vllm-project/vllm#14828",), _gain_missing, "gains are ones"
+    ),
     Fault(
         "norm-across-heads",
         "norm",
@@ -145,7 +168,20 @@ FAULTS = (
         _across,
         "one norm for all heads, or the reverse",
     ),
-    Fault("position-bias-missing", "bias by distance", (), _alibi_missing, "no bias by distance"),
+    Fault(
+        "latent-norm-missing",
+        "norm",
+        ("AMD-AGI/Primus#94",),
+        _latent_norm,
+        "latents are not normalised",
+    ),
+    Fault(
+        "position-bias-missing",
+        "bias by distance",
+        ("HabanaAI/vllm-fork#437",),
+        _alibi_missing,
+        "no bias by distance",
+    ),
     Fault(
         "alibi-slopes",
         "bias by distance",

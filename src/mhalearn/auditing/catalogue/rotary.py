@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mhalearn.auditing.fault import Context, Edit, Fault, dialled
+from mhalearn.auditing.fault import Context, Edit, Fault, dialled, tell_apart
 from mhalearn.auditing.reading import Reading
 from mhalearn.layer.rope import LAYOUTS, Rope
 from mhalearn.layer.rope_scaling import LinearScaling, Scaling, geometric_frequencies
@@ -49,7 +49,9 @@ def _base(r: Reading, _: Context) -> Iterable[Edit]:
         "rotary-base",
         "base",
         (*_BASES, float(rope.base)),
-        lambda value: f"the rotary base is {value:.6g} where {rope.base:g} was claimed",
+        lambda value: "the rotary base is {} where {} was claimed".format(
+            *tell_apart(value, float(rope.base))
+        ),
         lambda q, value: q.with_(rope=replace(q.rope or rope, base=value)),
         claimed=float(rope.base),
     )
@@ -65,7 +67,11 @@ def _fraction(r: Reading, _: Context) -> Iterable[Edit]:
             continue
         said = f"{size} of {h} dimensions are rotated where {rope.rotated(h)} were claimed"
         other = replace(rope, fraction=size / h)
-        yield Edit("rotary-fraction", said, lambda q, other=other: q.with_(rope=other))  # type: ignore[misc]
+        yield Edit(
+            "rotary-fraction",
+            said,
+            lambda q, other=other: q.with_(rope=other, frequencies=None),  # type: ignore[misc]
+        )
 
 
 def _whole_width(r: Reading, _: Context) -> Iterable[Edit]:
@@ -135,7 +141,7 @@ def _magnitude(r: Reading, _: Context) -> Iterable[Edit]:
 
 
 FAULTS = (
-    Fault("rotary-missing", "rotary", (), _missing, "no rotation"),
+    Fault("rotary-missing", "rotary", ("sqliteai/warp#27",), _missing, "no rotation"),
     Fault(
         "rotary-added",
         "rotary",
@@ -197,5 +203,11 @@ FAULTS = (
         "the scaled rotation's magnitude missing or squared",
     ),
     Fault("rotary-sign", "rotary", ("karpathy/nanochat#489",), _sign, "angles of the wrong sign"),
-    Fault("rotary-one-side", "rotary", (), _one_side, "queries or keys are not rotated"),
+    Fault(
+        "rotary-one-side",
+        "rotary",
+        ("kvcache-ai/sglang#66", "vllm-project/vllm-omni#3828"),
+        _one_side,
+        "queries or keys are not rotated",
+    ),
 )

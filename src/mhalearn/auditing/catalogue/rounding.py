@@ -31,7 +31,14 @@ def _values(_: Reading, context: Context) -> Iterable[Edit]:
         # Which of two steps a value goes to depends on how it was rounded before.
         rounding = {"values": name, "made in": context.precision}
         said = f"values are rounded to int8, {step}, before they are summed"
-        yield Edit("values-rounded", said, lambda q, r=rounding: q.with_(rounding=r), flips=True)  # type: ignore[misc]
+        made = {"made in": context.precision}
+        yield Edit(
+            "values-rounded",
+            said,
+            lambda q, r=rounding: q.with_(rounding=r),  # type: ignore[misc]
+            flips=True,
+            control=lambda q, r=made: q.with_(rounding=r),  # type: ignore[misc]
+        )
 
 
 def _weights(_: Reading, context: Context) -> Iterable[Edit]:

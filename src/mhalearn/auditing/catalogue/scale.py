@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from mhalearn.auditing.fault import Context, Edit, Fault, dialled
+from mhalearn.auditing.fault import Context, Edit, Fault, dialled, tell_apart
 from mhalearn.auditing.reading import Reading
 
 
@@ -30,6 +30,16 @@ def _width(r: Reading, _: Context) -> Iterable[Edit]:
         yield Edit("scale-of-width", said, lambda q: q.with_(scale=scale))
 
 
+def _of_head(r: Reading, _: Context) -> Iterable[Edit]:
+    """Another scale was claimed, or none, as T5 has it."""
+    usual = r.head_dim**-0.5
+    if r.factored and not math.isclose(usual, r.scale):
+        said = (
+            f"logits are divided by sqrt({r.head_dim}) where a scale of {r.scale:.4g} was claimed"
+        )
+        yield Edit("scale-of-head", said, lambda q: q.with_(scale=usual))
+
+
 def _inverted(r: Reading, _: Context) -> Iterable[Edit]:
     scale = 1 / r.scale if r.factored else float(r.head_dim)
     if not math.isclose(scale, r.scale) and not math.isclose(scale, 1.0):
@@ -43,7 +53,9 @@ def _other(r: Reading, _: Context) -> Iterable[Edit]:
         "scale-other",
         "scale",
         grid,
-        lambda value: f"logits are multiplied by {value:.4g} instead of {r.scale:.4g}",
+        lambda value: "logits are multiplied by {} instead of {}".format(
+            *tell_apart(value, r.scale)
+        ),
         lambda q, value: q.with_(scale=value),
         claimed=r.scale,
     )
@@ -62,10 +74,18 @@ def _cap_after_mask(r: Reading, _: Context) -> Iterable[Edit]:
 
 
 def _cap_other(r: Reading, _: Context) -> Iterable[Edit]:
+    return () if r.softcap is None else _caps("softcap-other", r)
+
+
+def _cap_added(r: Reading, _: Context) -> Iterable[Edit]:
+    return _caps("softcap-added", r) if r.softcap is None else ()
+
+
+def _caps(name: str, r: Reading) -> Iterable[Edit]:
     claimed = "none was claimed" if r.softcap is None else f"{r.softcap:g} was claimed"
     centre = r.softcap or 20.0
     return dialled(
-        "softcap-other" if r.softcap is not None else "softcap-added",
+        name,
         "softcap",
         [centre * 2.0**power for power in (-4, -3, -2, -1, 0, 1, 2)],
         lambda value: f"logits are capped at {value:.4g} where {claimed}",
@@ -78,17 +98,34 @@ FAULTS = (
     Fault(
         "scale-missing",
         "scale",
-        ("mlc-ai/mlc-llm#3426", "delzac/cntkx#10"),
+        ("mlc-ai/mlc-llm#3426", "delzac/cntkx#10", "microsoft/MInference#69"),
         _missing,
         "logits are not divided by sqrt(h)",
     ),
-    Fault("scale-doubled", "scale", (), _doubled, "logits are divided by sqrt(h) twice"),
+    Fault(
+        "scale-doubled",
+        "scale",
+        ("huggingface/transformers#38290", "AI-Hypercomputer/maxtext#1349"),
+        _doubled,
+        "logits are divided by sqrt(h) twice",
+    ),
     Fault(
         "scale-of-width",
         "scale",
-        ("Graylab/DL4Proteins-notebooks#12", "FareedKhan-dev/train-llm-from-scratch#3"),
+        (
+            "Graylab/DL4Proteins-notebooks#12",
+            "FareedKhan-dev/train-llm-from-scratch#3",
+            "lucidrains/vit-pytorch#65",
+        ),
         _width,
         "logits are divided by sqrt(d) instead of sqrt(h)",
+    ),
+    Fault(
+        "scale-of-head",
+        "scale",
+        ("zzhhjjj/gemma-triton-flash-attn#6",),
+        _of_head,
+        "logits are divided by sqrt(h) where another scale was claimed",
     ),
     Fault(
         "scale-inverted",
@@ -107,12 +144,23 @@ FAULTS = (
     Fault(
         "softcap-missing",
         "soft cap",
-        ("vllm-project/vllm-metal#665", "EricLBuehler/mistral.rs#1930"),
+        ("vllm-project/vllm-metal#665", "EricLBuehler/mistral.rs#1930", "sgl-project/sglang#33915"),
         _cap_missing,
         "logits are not capped",
     ),
-    Fault("softcap-after-mask", "soft cap", (), _cap_after_mask, "the cap comes after the mask"),
     Fault(
-        "softcap-other", "soft cap", (), _cap_other, "another cap, or one where none was claimed"
+        "softcap-after-mask",
+        "soft cap",
+        ("onnx/onnx#7865", "emmtrix/emx-onnx-cgen#731"),
+        _cap_after_mask,
+        "the cap comes after the mask",
     ),
+    Fault(
+        "softcap-other",
+        "soft cap",
+        ("flashinfer-ai/flashinfer#339",),
+        _cap_other,
+        "another cap, which is fitted",
+    ),
+    Fault("softcap-added", "soft cap", (), _cap_added, "a cap where none was claimed"),
 )
