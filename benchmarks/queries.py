@@ -119,9 +119,19 @@ LINES = {
     "4 heads, d = 8, causal, last row": Line(causal(4, 8), 8, 1e-12, last_row, 4, {"causal": True}),
 } | {
     f"parity, {m} heads, d = 12": Line(
-        parity(m, 12), 12, 1e-6, heads=m, options={"max_calls": 400, "max_seconds": 40.0}
+        parity(m, 12), 12, 1e-6, options={"max_calls": 600, "max_seconds": 60.0}
     )
     for m in (4, 6, 8)
+}
+LINES |= {
+    f"parity, {m} heads, d = 12, random": Line(
+        parity(m, 12),
+        12,
+        1e-6,
+        heads=m,
+        options={"max_calls": 400, "max_seconds": 40.0, "plan": "random"},
+    )
+    for m in (4, 6)
 }
 SECONDS = 120.0
 

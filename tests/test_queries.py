@@ -10,7 +10,9 @@ from mhalearn.learners.queries.domain import mantissa_unit
 from mhalearn.learners.queries.extension import count_extension_calls, design_extension, extend
 from mhalearn.learners.queries.forms import AnyBox
 from mhalearn.learners.queries.plane import design_plane, find_heads_in_plane
+from mhalearn.learners.queries.pursuit import Pursuit, coordinates
 from mhalearn.learners.queries.session import Budget, BudgetSpent, Session
+from mhalearn.learners.queries.sweep import Sectors
 
 LAYER = mha.random_layer(n_heads=3, d=5, scale=2.0, seed=1)
 
@@ -65,6 +67,35 @@ def test_a_layer_is_extracted_without_random_starts():
     assert not found.random_starts
     assert found.calls == sum(step.calls for step in found.plan) <= 40
     assert (found.tokens, found.scalars) == (8 * found.calls, 40 * found.calls)
+
+
+@pytest.mark.parametrize("kind", ["parity", "more heads than outputs"])
+def test_heads_that_write_alike_are_told_apart_by_their_turns(kind):
+    """The rank of answers is smaller than the number of heads: one, or that of outputs."""
+    if kind == "parity":
+        layer = mha.hard_layer("parity", n_heads=2, d=4, seed=0)[0]
+    else:
+        layer = mha.random_layer(n_heads=4, d=4, out_dim=2, scale=4.0, seed=1)
+    found = mha.extract(layer, 4, max_calls=150, max_seconds=20.0)
+    assert found.outcome is mha.Outcome.RECOVERED, found.reason
+    assert found.algebra.by_turns
+    assert not found.random_starts
+    assert mha.compare(found.layer, layer).max_error < 1e-11
+
+
+def test_a_sweep_shows_heads_of_one_image_and_not_more():
+    layer = mha.hard_layer("parity", n_heads=4, d=6, seed=3)[0]
+    u, v = np.random.default_rng(1).standard_normal((2, 6))
+    sectors = Sectors(np.pi * (np.arange(16) + 0.3) / 16, np.pi / 16, 2.5)
+    calls = sectors.calls(u, v, 8)
+    answers = layer(calls.tokens)
+    assert np.linalg.matrix_rank(answers.reshape(-1, 6), 1e-9) == 1
+    points, left = Pursuit(calls, answers, local=True).search([sectors], 6, 1e-12)
+    assert left < 1e-12
+    p, s = coordinates(points)
+    true = np.einsum("ad,mde,e->ma", np.stack([u, v]), layer.theta, v)
+    apart = np.linalg.norm(np.stack([p, s], axis=1) - true[:, None], axis=-1)
+    assert apart.min(axis=1).max() < 1e-8
 
 
 def test_one_number_a_call_is_enough():

@@ -20,11 +20,13 @@ from mhalearn.data.label_precision import label_precision
 from mhalearn.estimator import AttentionRegressor
 from mhalearn.judge.solution import Solution
 from mhalearn.layer.architecture import Architecture
-from mhalearn.learners.queries.algebra import PLANE, AlgebraFound, find_by_algebra
+from mhalearn.learners.queries.algebra import PLANE, find_by_algebra
 from mhalearn.learners.queries.domain import Domain, half_sharp_size, make_domain, mantissa_unit
+from mhalearn.learners.queries.extension import AlgebraFound
 from mhalearn.learners.queries.forms import AnyBox
 from mhalearn.learners.queries.learner import FromSketch
 from mhalearn.learners.queries.session import Budget, BudgetSpent, Session, Step
+from mhalearn.learners.queries.turns import draw_at_turns
 from mhalearn.report.terminal import Progress
 from mhalearn.run.events import Event, Listener
 from mhalearn.run.outcome import Outcome
@@ -40,6 +42,8 @@ _RATIO, _RATIO_OF_COARSE, _RATIO_OF_ALGEBRA = 3.0, 8.0, 1.6
 _ROUNDS = 3
 # Logits of random tokens, about, where the size of Theta is known.
 _LOGITS = 1.5
+# The same where heads write alike: small logits show little but their sum.
+_LOGITS_OF_ALIKE = 5.0
 # Sizes of tokens, among which that of random ones is chosen.
 _LADDER = (0.06, 0.12, 0.25, 0.5, 2.0)
 # Unknowns of Theta up to which attention is fitted with W known; rounding of exact answers.
@@ -204,6 +208,7 @@ class _Search:
         self._x: Float64
         self._y: NDArray[Any]
         self._spent_on: str | None = None
+        self._alike: Float64 | None = None  # heads that only their turns tell apart
         self._begin()
 
     def _begin(self) -> None:
@@ -229,11 +234,15 @@ class _Search:
             _PLAUSIBLE if algebra is None else algebra.heads.n_heads
         )
         if algebra is not None:
-            self._size = math.sqrt(_LOGITS / max(algebra.size, 1e-300))
+            self._alike = algebra.sketch.theta if algebra.by_turns else None
+            logits = _LOGITS_OF_ALIKE if algebra.by_turns else _LOGITS
+            self._size = math.sqrt(logits / max(algebra.size, 1e-300))
         elif self._domain.is_continuous:
             self._choose_size()
         ratio = _RATIO if self._exact else _RATIO_OF_COARSE
-        solution, ratio = None, ratio if learner is None else _RATIO_OF_ALGEBRA
+        if algebra is not None and not algebra.by_turns:
+            ratio = _RATIO_OF_ALGEBRA
+        solution = None
         for _ in range(_ROUNDS):
             more = self._ask_up_to(heads, ratio)
             if solution is not None and not more:
@@ -312,6 +321,8 @@ class _Search:
 
     def _ask_random(self, count: int) -> bool:
         x = self._domain.draw(count, self._k, self._size, self._rng, self._unit)
+        if self._alike is not None:  # every other one
+            x[::2] = draw_at_turns(self._alike, len(x[::2]), self._k, self._rng)
         try:
             answers = self._session.ask(x, RANDOM)
         except BudgetSpent as spent:

@@ -13,7 +13,7 @@ import typer
 
 from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.exit_codes import Exit, guarded
-from mhalearn.cli.options import Json, Seed, check_outputs
+from mhalearn.cli.options import Json, Seed, check_outputs, check_run, read_count
 from mhalearn.cli.output import print_json, print_verdict, say_heads
 
 if TYPE_CHECKING:
@@ -80,14 +80,11 @@ def extract_command(
     as_json: Json = False,
 ) -> int:
     """Learn the layer inside a box by asking it about chosen sequences."""
-    if resume and checkpoint is None:
-        raise ValueError("--resume needs --checkpoint FILE, the file to continue from")
+    check_run(max_seconds, checkpoint, resume=resume)
     if checkpoint is not None and checkpoint.exists() and not resume:
         raise ValueError(
             f"--checkpoint {checkpoint}: is there already; go on with --resume, or remove it"
         )
-    if max_seconds is not None and not max_seconds > 0:
-        raise ValueError(f"--max-seconds {max_seconds}: give a positive number of seconds")
     check_outputs(out=out, report=report, checkpoint=checkpoint)
 
     import mhalearn as mha
@@ -98,7 +95,7 @@ def extract_command(
     found = _extract(
         asked,
         dim,
-        heads if heads == "auto" else _count_heads(heads),
+        read_count("--heads", heads),
         max_calls=max_calls,
         max_tokens=max_tokens,
         max_scalars=max_scalars,
@@ -178,12 +175,6 @@ def _read_inputs(text: str) -> Any:
         raise ValueError(
             f"--inputs {text}: give any, cube, the radius of a ball, or a .npy file of tokens"
         ) from None
-
-
-def _count_heads(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"--heads {text}: give a number of at least 1, or auto")
-    return int(text)
 
 
 def _tell(

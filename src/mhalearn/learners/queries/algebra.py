@@ -5,20 +5,18 @@ settles, a linear problem, and a descent from its solution. Wants answers of dou
 more outputs than one, at all rows, and tokens that may be moved freely.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from mhalearn._runtime.seeds import Stream, generator
-from mhalearn._runtime.types import Float64
-from mhalearn.learners.queries.domain import Domain
+from mhalearn.learners.queries.by_turns import find_by_turns
+from mhalearn.learners.queries.domain import Domain, draw_direction
 from mhalearn.learners.queries.extension import (
-    Sketch,
+    AlgebraFound,
     count_extension_calls,
     design_extension,
     extend,
 )
-from mhalearn.learners.queries.plane import HOPELESS, PlaneHeads, design_plane, find_heads_in_plane
+from mhalearn.learners.queries.plane import HOPELESS, design_plane, find_heads_in_plane
 from mhalearn.learners.queries.session import Session
 
 PLANE, EXTENSION = "heads on a plane", "heads on all features, to first order"
@@ -30,15 +28,6 @@ _SLOPE = 4.0
 _OFF = 1e-6
 
 
-class AlgebraFound(NamedTuple):
-    """Heads by algebra. size: about the norm of a Theta, in units of one over a squared token."""
-
-    heads: PlaneHeads
-    sketch: Sketch
-    size: float
-    planes: int
-
-
 def find_by_algebra(
     session: Session, domain: Domain, k: int, seed: int, n_heads: int | None
 ) -> AlgebraFound | None:
@@ -48,7 +37,7 @@ def find_by_algebra(
     """
     rng = generator(seed, Stream.QUERIES)
     for planes in range(1, _PLANES + 1):  # noqa: B007
-        u, v = (_direction(rng, domain.d) for _ in range(2))
+        u, v = (draw_direction(rng, domain.d) for _ in range(2))
         calls = design_plane(u, v, k, _PLANE_CALLS)
         scale = domain.fit(calls.tokens)
         calls = calls._replace(gain=calls.gain * scale)
@@ -57,7 +46,7 @@ def find_by_algebra(
         if heads is not None and heads.residual < _EXACT:
             break
         if heads is None or heads.residual > HOPELESS:
-            return None
+            return find_by_turns(session, domain, k, rng, n_heads)
     else:
         return None
     slope = float(np.sqrt(np.mean(heads.p**2 + heads.s**2)))
@@ -67,10 +56,3 @@ def find_by_algebra(
     off = off._replace(plane=off.plane._replace(gain=gain))
     sketch = extend(heads, off, session.ask(off.tokens, EXTENSION).astype(np.float64))
     return AlgebraFound(heads, sketch, slope / np.sqrt(2), planes)
-
-
-def _direction(rng: np.random.Generator, d: int) -> Float64:
-    """A random direction whose features are of size one."""
-    x = rng.standard_normal(d)
-    scaled: Float64 = x * np.sqrt(d) / np.linalg.norm(x)
-    return scaled

@@ -62,6 +62,13 @@ class Domain:
         return x
 
 
+def draw_direction(rng: np.random.Generator, d: int) -> Float64:
+    """A random direction whose features are of size one."""
+    x = rng.standard_normal(d)
+    scaled: Float64 = x * np.sqrt(d) / np.linalg.norm(x)
+    return scaled
+
+
 def half_sharp_size(sizes: Float64, answers: NDArray[Any]) -> float:
     """The size c at which F(c X) / c is half way from its smallest size's to its largest's.
 

@@ -41,6 +41,17 @@ class Sketch(NamedTuple):
     w: Float64  # (m, d, e)
 
 
+class AlgebraFound(NamedTuple):
+    """Heads by algebra. size: about the norm of a Theta, in units of one over a squared token.
+    by_turns: whether heads write so much alike that only their turns tell them apart."""
+
+    heads: PlaneHeads
+    sketch: Sketch
+    size: float
+    planes: int
+    by_turns: bool = False
+
+
 def design_extension(
     plane: PlaneCalls, gain: float, calls: int, off: float, rng: np.random.Generator
 ) -> ExtensionCalls:

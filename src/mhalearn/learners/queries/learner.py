@@ -11,7 +11,7 @@ from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.options import NewtonOptions
 from mhalearn.learners.protocol import Learner
-from mhalearn.learners.queries.attention_step import fit_attention, plain_rows
+from mhalearn.learners.queries.attention_step import fit_attention, fit_together, plain_rows
 from mhalearn.learners.queries.extension import Sketch
 from mhalearn.learners.registry import DEFAULT
 from mhalearn.run.outcome import Candidate
@@ -43,7 +43,8 @@ class FromSketch(Learner):
         theta, loss = fit_attention(self._sketch.theta, self._sketch.w, rows)
         run.emit("attention, W known", loss=loss)
         if loss < _NEAR:
-            layer = AttentionLayer(theta, self._sketch.w)
+            theta, w, loss = fit_together(theta, rows)
+            layer = AttentionLayer(theta, w)
             run.keep(layer, loss)
             return Candidate(layer, loss=loss)
         self.fell_back = True
