@@ -48,6 +48,7 @@ class Stream(enum.IntEnum):
     GENERIC_QUERIES = 0x90E6
     PLANNING = 0x91A4
     BLOCK_STARTS = 0xB10C
+    OPEN_STARTS = 0x09E5
 
 
 def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:

@@ -21,7 +21,8 @@ from mhalearn.solvers.damping import IDLE, ROUNDING, update_damping
 # of the normal matrix, by which its rounding may make it indefinite.
 _DESIGN_FLOOR, _FLOOR = 1e-13, 8
 # How exactly equations are solved, in at most so many products: they cost little beside a factor.
-_LOOSEST, _TIGHTEST, _PRODUCTS = 1e-1, 1e-6, 12
+# Loosely solved ones, far from the end, mostly do without.
+_LOOSEST, _LOOSE, _TIGHTEST, _PRODUCTS = 1e-1, 1e-2, 1e-6, 12
 # Steps made with one factor, as long as each leaves no more than this part of the objective.
 _CHORDS, _FAST = 6, 0.1
 
@@ -196,15 +197,20 @@ class Equations:
         flat = cross.transpose(0, 2, 1, 3).reshape(q * md, -1)
         return normal_matrix(keys, x) - flat @ flat.T
 
-    def solve(self, factor: Factor, tolerance: float, start: Float64) -> tuple[Float64, bool]:
-        """By conjugate gradients from `start`, until the residual is small beside the right."""
+    def solve(
+        self, factor: Factor | None, tolerance: float, start: Float64
+    ) -> tuple[Float64, bool]:
+        """By conjugate gradients from `start`, until the residual is small beside the right.
+
+        factor: the preconditioner; None for D and what is added.
+        """
         enough = tolerance * float(np.linalg.norm(self.right))
         found, along, size = start, np.zeros_like(start), 1.0
         left = self.right - self.apply(found) if found.any() else self.right
         for _ in range(_PRODUCTS):
             if not np.linalg.norm(left) > enough:
                 break
-            solved = factor.solve(left)
+            solved = left / (self.scale + self.shift) if factor is None else factor.solve(left)
             after = float(np.vdot(left, solved))
             along = solved + (after / size) * along
             product = self.apply(along)
@@ -264,9 +270,10 @@ def _step_on_host(
 def _solve(
     equations: Equations, factor: Factor | None, tolerance: float
 ) -> tuple[Float64, Factor | None, bool]:
-    """By the factor at hand where that goes, else by a new one of single or double precision."""
+    """By the factor at hand where that goes, or without where that may do; else by a new one of
+    single or double precision."""
     flat, solved = np.zeros_like(equations.right), False
-    if factor is not None:
+    if factor is not None or tolerance > _LOOSE:
         flat, solved = equations.solve(factor, tolerance, flat)
     for dtype in (np.float32, np.float64):
         if solved:
