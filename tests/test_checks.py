@@ -27,12 +27,14 @@ from mhalearn.judge.subsets import Subsets
 from mhalearn.judge.verdict import judge
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.random_layers import random_layer
+from mhalearn.layer.rope import Rope
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 
 LAYER = random_layer(2, 4, seed=3)
 X = sample_inputs("gaussian", 12, 4, 4, seed=1)
 EXAMPLES = Examples(X, LAYER(X))
+ROTARY = random_layer(2, 4, head_dim=2, rope=Rope(100.0), window=3)
 PAIRS = Examples(X[:, :2], LAYER(X[:, :2]))
 
 FITTED, STUCK, RECOVERED = Outcome.FITTED, Outcome.STUCK, Outcome.RECOVERED
@@ -119,12 +121,13 @@ def known(
     causal=False,
     precision=None,
     converged=True,
+    instead=None,
     **facts,
 ):
     """Evidence whose measurements are given; an exact fit unless they say otherwise."""
     every = Examples(np.concatenate([X, X]), np.concatenate([LAYER(X)] * 2)) if more else train
     evidence = Evidence(
-        Candidate(LAYER, outcome, reason),
+        Candidate(LAYER, outcome, reason, instead=instead),
         train.architecture(asked, causal=causal),
         Subsets(every, train, train, certify),
         run or Run(),
@@ -443,6 +446,24 @@ FOUND = [
         FITTED,
         "1 of 12 held-out ones are not (relative squared error 0.01)",
         {"wrong": 1, "of": 12},
+    ),
+    (
+        "another kind",
+        {**NOISY, "instead": ROTARY, "residuals_instead": residuals()},
+        STUCK,
+        "but heads with rotary positions, a window of 3 tokens explain them to their precision: "
+        "learn with rope=Rope(base=100), window=3",
+        {
+            "relative_squared_error": pytest.approx(1.21e-4),
+            "of_the_other_kind": pytest.approx(1e-30),
+        },
+    ),
+    (
+        "another kind",
+        {**NOISY, "instead": ROTARY, "residuals_instead": residuals(1e-3)},
+        STUCK,
+        "but heads with rotary positions, a window of 3 tokens leave 1e-06 of them",
+        None,
     ),
     (
         "hopeless",

@@ -15,9 +15,10 @@ N, K, D = 12, 3, 4
 X = sample_inputs("gaussian", N, K, D, seed=1)
 
 
-def ask(x, lengths=None, *, bias=False, causal=False, precision=0.0):
+def ask(x, lengths=None, *, bias=False, causal=False, precision=0.0, window=None):
     examples = Examples(x, np.zeros_like(x), lengths)
-    architecture = examples.architecture(bias=bias, causal=causal)
+    given = {} if window is None else {"window": window, "head_dim": 1}
+    architecture = examples.architecture(bias=bias, causal=causal, **given)
     return measure_information(examples, architecture, precision=precision)
 
 
@@ -66,15 +67,16 @@ def test_tokens_seen_are_counted_by_brute_force():
     g = np.random.default_rng(3)
     x = g.integers(-1, 2, (40, 4, 2)) + 0.0
     lengths = g.integers(1, 5, 40)
-    for causal in (False, True):
-        rows = {}
+    for causal, window in ((False, None), (True, None), (False, 2), (True, 2), (True, 9)):
+        rows, reach = {}, window or 4
         for tokens, length in zip(x, lengths, strict=True):
             for r in range(length):
-                seen = tokens[: r + 1 if causal else length]
+                end = min(r + 1 if causal else length, r + reach)
+                seen = tokens[max(0, r - reach + 1) : end]
                 seen = Counter(map(bytes, seen))
                 shares = {token: Fraction(count, seen.total()) for token, count in seen.items()}
                 rows[bytes(tokens[r]), frozenset(shares.items())] = len(seen)
-        found = ask(x, lengths, bias=True, causal=causal)
+        found = ask(x, lengths, bias=True, causal=causal, window=window)
         one_token = {key[1] for key, seen in rows.items() if seen == 1}
         assert found.rows == len(one_token) + sum(seen > 1 for seen in rows.values())
         assert sorted(found.others) == sorted(seen - 1 for seen in rows.values() if seen > 1)

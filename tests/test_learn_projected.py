@@ -19,7 +19,7 @@ from mhalearn.solvers.gauss_newton import loss_of
 from mhalearn.solvers.head_normal_matrix import head_normal_matrix
 from mhalearn.solvers.scaled_problem import make_problem
 
-SETTINGS = ("kv_heads", "rope", "window", "sinks", "softcap", "qk_norm", "position_bias")
+SETTINGS = ("kv_heads", "rope", "window", "sinks", "softcap", "qk_norm", "position_bias", "latent")
 ROPE = mha.Rope(base=100.0)
 VARIANTS = {
     "rotary, sinks, window": {"rope": ROPE, "sinks": True, "window": 4},
@@ -27,6 +27,8 @@ VARIANTS = {
     "soft-cap": {"softcap": 3.0},
     "ALiBi": {"position_bias": "alibi"},
     "T5": {"position_bias": T5Bias(4, 4, bidirectional=False)},
+    "QK-norm, rotary": {"rope": ROPE, "qk_norm": True},
+    "MLA": {"rope": mha.Rope(100.0, fraction=0.5), "latent": mha.Latent(5)},
 }
 
 
@@ -62,13 +64,21 @@ def test_heads_of_each_variant_are_recovered(name):
     check_recovered(*teach(VARIANTS[name]))
 
 
-@pytest.mark.parametrize("name", ["rotary, sinks, window", "ALiBi"])
-def test_the_normal_matrix_by_heads_is_that_of_the_whole_jacobian(name):
-    layer, x, y = teach(VARIANTS[name] | {"kv_heads": None}, ratio=2.0)
-    kind = Relaxed(layer.architecture)
+@pytest.mark.parametrize(
+    "given",
+    [
+        VARIANTS["rotary, sinks, window"] | {"qk_norm": True},
+        VARIANTS["ALiBi"],
+        pytest.param(VARIANTS["MLA"], marks=pytest.mark.slow),
+    ],
+    ids=["rotary, normalised, sinks, window", "ALiBi", "MLA"],
+)
+def test_the_normal_matrix_by_heads_is_that_of_the_whole_jacobian(given):
+    layer, x, y = teach(given, ratio=2.0)
+    kind = Relaxed(layer.architecture, frees_sizes=True)
     problem = make_problem(mha.Examples(x, y), kind)
     with float64():
-        params = kind.relax(kind.from_layer(layer, problem.units))
+        params = kind.from_layer(layer, problem.units)
         flat, unflatten = ravel_pytree(params)
         data = in_one_chunk(problem.data, 1)
         jacobian = jax.jacfwd(lambda flat: kind.outputs(unflatten(flat), data).ravel())(flat)
@@ -77,32 +87,78 @@ def test_the_normal_matrix_by_heads_is_that_of_the_whole_jacobian(name):
     assert np.abs(found - expected).max() < 1e-12 * np.abs(expected).max()
 
 
+def move_in_the_wider_class(params, a, rng):
+    """Other bases of queries and keys, of those that the wider class does not tell apart."""
+    h = a.qk_rank
+
+    def draw():
+        turn = np.linalg.qr(rng.standard_normal((h, h))).Q
+        return turn if a.norm is not None else turn + 0.2 * rng.standard_normal((h, h))
+
+    each = a.heads // a.groups
+    for g in range(a.groups):
+        basis = draw()
+        back, heads = np.linalg.inv(basis), slice(g * each, (g + 1) * each)
+        params["key"][g] @= basis.T
+        if "turn" in params:
+            params["turn"][g] = basis @ params["turn"][g] @ back
+        if "meet" not in params:
+            params["query"][heads] @= back
+            continue
+        params["meet"][heads] = params["meet"][heads] @ back
+        for i in range(g * each, (g + 1) * each):
+            own = draw()
+            params["query"][i] @= own
+            params["meet"][i] = own.T @ params["meet"][i]
+
+
 @pytest.mark.parametrize(
     "given",
     [
         {"rope": ROPE},
         {"rope": mha.Rope(100.0, fraction=0.5, layout="interleaved")},
-        {"kv_heads": 2},
+        {"rope": ROPE, "kv_heads": 2},
+        {"rope": ROPE, "qk_norm": True, "kv_heads": 2},
+        {"rope": mha.Rope(100.0, fraction=0.5), "qk_norm": True},
+        {"rope": ROPE, "qk_norm": "l2"},
+        {"qk_norm": True},
     ],
-    ids=["rotary", "partial", "grouped"],
+    ids=["rotary", "partial", "grouped", "normalised", "partial, normalised", "l2", "norm alone"],
 )
-def test_positions_are_read_from_any_basis_of_the_wider_class(given):
-    layer, x, y = teach({"rope": ROPE} | given, heads=4, ratio=1.0)
-    a, kind = layer.architecture, Relaxed(layer.architecture)
+def test_positions_and_gains_are_read_from_any_basis_of_the_wider_class(given):
+    layer, x, y = teach(given, heads=4, ratio=1.0)
+    kind = Relaxed(layer.architecture, frees_sizes=True)
     problem, rng = make_problem(mha.Examples(x, y), kind), np.random.default_rng(0)
-    each = a.heads // a.groups
-    params = {n: np.array(v) for n, v in kind.relax(kind.from_layer(layer, problem.units)).items()}
-    for g in range(a.groups):
-        basis = np.linalg.qr(rng.standard_normal((4, 4))).Q + 0.2 * rng.standard_normal((4, 4))
-        inverse = np.linalg.inv(basis)
-        params["key"][g] = params["key"][g] @ basis.T
-        params["query"][g * each : (g + 1) * each] @= inverse
-        params["turn"][g] = basis @ params["turn"][g] @ inverse
+    params = {name: np.array(leaf) for name, leaf in kind.from_layer(layer, problem.units).items()}
+    move_in_the_wider_class(params, layer.architecture, rng)
     assert loss_of(params, problem) < 1e-20
     with float64():
-        read = jax.tree.map(jnp.asarray, kind.read(params))
-    found = Projected(a).to_layer(read, problem.units)
+        found = kind.to_layer(jax.tree.map(jnp.asarray, params), problem.units)
     assert mha.compare(found, layer).max_error < 1e-9
+    for side in ("query", "key"):  # which an epsilon shows, and comparing does not
+        if layer.architecture.norm is not None:
+            ours, theirs = (np.linalg.norm(one.params[side], axis=(1, 2)) for one in (found, layer))
+            assert np.allclose(ours, theirs, rtol=1e-9)
+
+
+def test_the_shared_rotary_key_and_the_size_of_a_latent_are_read():
+    layer, x, y = teach(
+        {"rope": mha.Rope(100.0, fraction=0.5), "latent": mha.Latent(5)}, head_dim=8, ratio=1.0
+    )
+    kind = Relaxed(layer.architecture, frees_sizes=True)
+    problem, rng = make_problem(mha.Examples(x, y), kind), np.random.default_rng(0)
+    params = {name: np.array(leaf) for name, leaf in kind.from_layer(layer, problem.units).items()}
+    basis = rng.standard_normal((4, 4))
+    params["query"][..., :4] @= basis
+    params["rotary_key"] @= np.linalg.inv(basis).T
+    params["rotary_turn"] = np.linalg.inv(basis) @ params["rotary_turn"] @ basis
+    params["latent"] *= 3.0
+    params["latent_epsilon"] *= 9.0
+    assert loss_of(params, problem) < 1e-20
+    with float64():
+        found = kind.to_layer(jax.tree.map(jnp.asarray, params), problem.units)
+    assert mha.compare(found, layer).max_error < 1e-9
+    assert np.allclose(found.params["latent"], layer.params["latent"], rtol=1e-12)
 
 
 def test_copies_of_a_head_become_one_and_idle_heads_go():

@@ -57,6 +57,17 @@ def card(thing):
     return Card(shown)
 
 
+def test_a_comparison_of_blocks_names_the_part_that_differs():
+    block = mha.random_block(2, 5, 4, seed=0)
+    ffn = block.feed_forward
+    moved = block.replace(feed_forward=ffn.replace(down_bias=ffn.down_bias + 1.0))
+    compared = mha.compare(moved, block)
+    said = card(compared).text
+    assert f"output bias {compared.feed_forward_bias_error:.2g}" in " ".join(said.split())
+    other = mha.compare(mha.random_block(2, 5, 3, seed=0), block)
+    assert "3 neurons beside 4" in card(other).text
+
+
 @pytest.fixture(scope="module")
 def layer():
     return mha.random_layer(

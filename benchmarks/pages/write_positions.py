@@ -17,13 +17,18 @@ MEASURED = """
 Written by `benchmarks/pages/write_positions.py` from `benchmarks/results/decoders.json`
 (`benchmarks/studies/decoders.py`, which says what each column is) and `decoder_traps.json`. Four
 causal heads of 8 dimensions, d = 32, 16 Gaussian tokens, 20 times the counting limit of examples;
-made while others used the machine, hence seconds of the processor, with compilation.
+made while others used the machine, hence seconds of the processor, with compilation. Each record
+names the state of the code that made it. Where fewer than ten seeds stand, the others are not
+measured yet, and nor is Adam where the last column is empty. QK-norm is of code that still formed
+J^T J of the wider class on CPUs, where others of its fits never ended; as it is now, none of this
+size was followed to its end.
 
 """
 TRAPS = """
 Each kind's labels fitted as each kind, in small (d = 8, two heads of 4, 6 tokens, 64 examples;
 `benchmarks/studies/decoder_traps.py`): {fits} fits so far. RECOVERED is false where the layer does
-not make the labels of fresh inputs to 1e-9.
+not make the labels of fresh inputs to 1e-9. A kind is named right where the reason asks for just
+the settings that the labels were made with; in the other fits the reason names no kind.
 
 """
 

@@ -52,6 +52,7 @@ As the live line, the report, the studio and `on_event` tell them (`Event.stage`
 | round n, ridge release; no ridge; direct steps | the ridge goes to zero; descent without it; steps by factorisation near the end |
 | round n, head exchange k | heads of different starts are recombined, and descend again |
 | attempt n; attempt n, no penalty | many narrow heads descend as factors, under a penalty and without |
+| open heads n | heads of any kind descend, to see which kind the examples show |
 | head count | another number of heads is tried |
 | model selection | held-out examples choose among the ends of starts |
 | polish | descent to rounding on the training examples |

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,16 @@ from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.distributed import join
 from mhalearn.cli.exit_codes import Exit, Stopped, guarded
 from mhalearn.cli.fit import fit
-from mhalearn.cli.options import Inputs, Json, Mask, Outputs, Seed, check_outputs
+from mhalearn.cli.options import (
+    Inputs,
+    Json,
+    Mask,
+    Outputs,
+    Seed,
+    check_outputs,
+    check_run,
+    read_count,
+)
 from mhalearn.cli.output import print_json, print_verdict, say_certificate, say_heads, times
 from mhalearn.learners.options import PLANS
 from mhalearn.learners.registry import AUTO, BUILTIN, list_learners
@@ -100,17 +108,20 @@ def learn_command(
     ] = False,
     causal: Annotated[bool, typer.Option("--causal", help="Tokens see only earlier ones.")] = False,
     rope_base: Annotated[
-        float | None, typer.Option(metavar="BASE", help="Rotary positions, all dimensions.")
+        str | None,
+        typer.Option(metavar="BASE|auto", help="Rotary positions, all dimensions; or found."),
     ] = None,
     kv_heads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Heads of keys and values, if fewer.")
+        str | None,
+        typer.Option(metavar="N|auto", help="Heads of keys and values, if fewer; or found."),
     ] = None,
     window: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Tokens see those less than N away.")
+        str | None,
+        typer.Option(metavar="N|auto", help="Tokens see those less than N away; or found."),
     ] = None,
     sinks: Annotated[bool, typer.Option("--sinks", help="Heads have a learned sink.")] = False,
     softcap: Annotated[
-        float | None, typer.Option(metavar="C", help="Logits are C tanh(l / C).")
+        str | None, typer.Option(metavar="C|auto", help="Logits are C tanh(l / C); or found.")
     ] = None,
     residual: Annotated[
         bool, typer.Option("--residual", help="Labels are y = x + F(x): learn F.")
@@ -156,13 +167,12 @@ def learn_command(
     as_json: Json = False,
 ) -> int:
     """Learn a layer from examples and certify it."""
-    n_heads = _heads(heads)
-    if max_seconds is not None and not (math.isfinite(max_seconds) and max_seconds > 0):
-        raise ValueError(f"--max-seconds {max_seconds}: give a positive number of seconds")
+    n_heads = read_count("--heads", heads)
+    base, cap = _number("--rope-base", rope_base), _number("--softcap", softcap)
+    shared, reach = _count("--kv-heads", kv_heads), _count("--window", window)
+    check_run(max_seconds, checkpoint, resume=resume)
     if plan is not None and (method != "sculpt" or plan not in PLANS):
         raise ValueError(f"--plan {plan}: with --method sculpt, give one of {', '.join(PLANS)}")
-    if resume and checkpoint is None:
-        raise ValueError("--resume needs --checkpoint FILE, the file to continue from")
     if block:
         beside = (bias, residual, no_polish, checkpoint, report, distributed, plan, method != AUTO)
         _check_block_alone(*beside, rope_base, kv_heads, window, sinks, softcap)
@@ -187,11 +197,11 @@ def learn_command(
         head_dim=head_dim,
         bias=bias,
         causal=causal,
-        rope=None if rope_base is None else mha.Rope(rope_base),
-        kv_heads=kv_heads,
-        window=window,
+        rope=mha.Rope(base) if isinstance(base, float) else base,
+        kv_heads=shared,
+        window=reach,
         sinks=sinks,
-        softcap=softcap,
+        softcap=cap,
         residual=residual,
         polish=not no_polish,
         random_state=seed,
@@ -323,13 +333,14 @@ class Learned(NamedTuple):
         return "could not be written" if path in self.failures else str(path)
 
 
-def _heads(text: str) -> int | Literal["auto"]:
-    if text == "auto":
-        return "auto"
+def _count(option: str, text: str | None) -> int | Literal["auto"] | None:
+    return None if text is None else read_count(option, text)
+
+
+def _number(option: str, text: str | None) -> float | Literal["auto"] | None:
+    if text is None or text == "auto":
+        return None if text is None else "auto"
     try:
-        count = int(text)
+        return float(text)
     except ValueError:
-        count = 0
-    if count < 1:
-        raise ValueError(f"--heads {text}: give a number of at least 1, or auto")
-    return count
+        raise ValueError(f"{option} {text}: give a number, or auto") from None

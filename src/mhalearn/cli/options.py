@@ -1,11 +1,12 @@
 """Options that commands share, and checks of the places they name before any work begins."""
 
 import errno
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,6 +27,24 @@ Noise = Annotated[
     float, typer.Option(min=0, help="Label noise, relative to the labels' root mean square.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+
+
+def read_count(option: str, text: str) -> int | Literal["auto"]:
+    """A number of at least one, or "auto"."""
+    if text == "auto":
+        return "auto"
+    count = int(text) if text.isdecimal() else 0
+    if count < 1:
+        raise ValueError(f"{option} {text}: give a number of at least 1, or auto")
+    return count
+
+
+def check_run(max_seconds: float | None, checkpoint: Path | None, *, resume: bool) -> None:
+    """A time limit that can be kept, and a file to go on from."""
+    if max_seconds is not None and not (math.isfinite(max_seconds) and max_seconds > 0):
+        raise ValueError(f"--max-seconds {max_seconds}: give a positive number of seconds")
+    if resume and checkpoint is None:
+        raise ValueError("--resume needs --checkpoint FILE, the file to continue from")
 
 
 @contextmanager

@@ -92,7 +92,8 @@ class ExampleSizes:
 
     def counting_limit(self, architecture: Architecture) -> float:
         """How many examples of these lengths a layer of this class needs at least."""
-        return architecture.counting_limit(self.lengths, self.memory_lengths)
+        lengths = self.lengths if self.has_lengths else self.k
+        return architecture.counting_limit(lengths, self.memory_lengths)
 
     @property
     def memory_lengths(self) -> NDArray[np.int64] | None:

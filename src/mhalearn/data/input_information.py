@@ -18,6 +18,7 @@ from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer
 
 # How much more equations than unknowns there must be before an exact fit means something.
 ENOUGH_EQUATIONS = 1.1
@@ -82,7 +83,8 @@ def measure_information(
     are nearly always found equal.
     """
     bias, causal = architecture.bias, architecture.causal
-    probe = _probe(examples, bias, causal)
+    window = min(architecture.window or examples.k, examples.k)
+    probe = _probe(examples, bias, causal, window)
     rng = np.random.default_rng(int(Stream.INFORMATION))
     width = probe.out_dim // 4
     side, along = rng.normal(size=width), rng.normal(size=examples.columns.width)
@@ -99,7 +101,7 @@ def measure_information(
         grids = np.stack([np.round(at), np.floor(at)]).astype(np.int64).view(np.uint64)
         key = np.where(inside, (grids * odd).sum(axis=-1), 0)
         tells = inside & (np.abs(one - other).max(axis=-1) > told * scale)
-        seen = _distinct_tokens(x.astype(np.float64) @ along, inside, causal, told)
+        seen = _distinct_tokens(x.astype(np.float64) @ along, inside, causal, told, window)
         keys.append(key[:, inside])
         groups.append(key.sum(axis=2))
         others.append(np.where(tells, seen - 1, 0)[inside])
@@ -135,7 +137,9 @@ def number_groups(keys: NDArray[np.uint64], *, join: bool) -> NDArray[np.int64]:
     return np.argsort(np.argsort(first))[inverse]
 
 
-def _probe(examples: Examples, bias: bool, causal: bool) -> AttentionLayer:
+def _probe(
+    examples: Examples, bias: bool, causal: bool, window: int
+) -> AttentionLayer | ProjectedLayer:
     """Mean tokens of random attention, of its opposite, of none, and of another, side by side.
 
     Of many features, random combinations are looked at: they tell as much.
@@ -146,12 +150,15 @@ def _probe(examples: Examples, bias: bool, causal: bool) -> AttentionLayer:
     one, other = rng.normal(size=(2, d, d)) / size**2
     vector, another = rng.normal(size=(2, d)) / size
     seen = np.eye(d) if d <= _LOOKED_AT else rng.normal(size=(d, _LOOKED_AT)) / _LOOKED_AT**0.5
-    return AttentionLayer(
-        np.stack([one, -one, 0 * one, other]),
-        np.kron(np.eye(4), seen).reshape(4, d, -1),
-        np.stack([vector, -vector, 0 * vector, another]) if bias else None,
-        causal=causal,
-    )
+    theta = np.stack([one, -one, 0 * one, other])
+    w = np.kron(np.eye(4), seen).reshape(4, d, -1)
+    vectors = np.stack([vector, -vector, 0 * vector, another])
+    if window >= examples.k:
+        return AttentionLayer(theta, w, vectors if bias else None, causal=causal)
+    eye = np.tile(np.eye(d), (4, 1, 1))
+    windowed = Architecture(d, 4, d, w.shape[2], bias, causal, window=window, logit_scale=1.0)
+    params = {"query": theta, "key": eye, "value": eye, "out": w}
+    return ProjectedLayer(windowed, params | ({"query_bias": vectors} if bias else {}))
 
 
 def _typical(rows: Float64) -> float:
@@ -161,11 +168,18 @@ def _typical(rows: Float64) -> float:
 
 
 def _distinct_tokens(
-    along: Float64, inside: NDArray[np.bool_], causal: bool, tolerance: float
+    along: Float64, inside: NDArray[np.bool_], causal: bool, tolerance: float, window: int
 ) -> NDArray[np.int64]:
     """How many distinct tokens each row (n, k) sees, told apart by one coordinate of them."""
     size = _typical(along[inside][:, None])
+    k = along.shape[1]
     equal = np.abs(along[:, :, None] - along[:, None, :]) <= tolerance * size
-    first = inside & ~np.any(np.tril(equal, -1), axis=2)
-    seen = np.cumsum(first, axis=1)
-    return seen if causal else np.broadcast_to(seen[:, -1:], seen.shape)
+    # The last token before that is equal, -1 where there is none.
+    last = np.max(np.where(np.tril(equal, -1), np.arange(k), -1), axis=2)
+    row, key = np.arange(k)[:, None], np.arange(k)
+    near = (np.abs(row - key) < window) & ((key <= row) | (not causal))
+    begin = np.maximum(row - window + 1, 0)
+    counts = np.zeros(along.shape, np.int64)
+    for r in range(k):  # a token counts where it first stands among those that are seen
+        counts[:, r] = np.sum(inside & near[r] & (last < begin[r]), axis=1)
+    return counts

@@ -15,6 +15,7 @@ from mhalearn.data.label_precision import DOUBLE, Precision, label_precision
 from mhalearn.data.span import find_coordinates
 from mhalearn.judge.box_answers import box_in_span
 from mhalearn.judge.evidence import Evidence
+from mhalearn.judge.kind_words import write_setting
 from mhalearn.judge.refit import may_refit, refit
 from mhalearn.judge.shown_example import choose_example
 from mhalearn.judge.solution import Solution
@@ -43,6 +44,7 @@ class Task:
     working_set: the examples in memory, or all; box: what labels are asked of, where they are.
     residual: tokens were taken off the labels.
     metadata: of a layer that was learned from so many examples. settings: as a solution tells them.
+    open_fields: of the architecture, whose values are to be found.
     coordinates: of the tokens' span, to learn and judge in, where the user's will not do.
     """
 
@@ -59,6 +61,7 @@ class Task:
     run: Run
     metadata: Callable[[int], dict[str, str]]
     settings: dict[str, Any]
+    open_fields: frozenset[str] = frozenset()
     coordinates: SpanCoordinates | None = None
 
     @property
@@ -105,7 +108,9 @@ def solve(task: Task) -> Solution:
         None if given.certify is None else task.inside(given.certify),
         given.certify_groups,
     )
-    candidate, converged = _polish(task, _learn(task, given, subsets.train), subsets.train)
+    task, learned, told = _fill_fields(task, subsets.train)
+    learned = learned or _learn(task, given, subsets.train)
+    candidate, converged = _polish(task, learned, subsets.train)
     box = task.box
     if box is not None and task.coordinates is not None:
         box = box_in_span(box, task.coordinates, task.working_set)
@@ -123,12 +128,34 @@ def solve(task: Task) -> Solution:
         residual=task.residual,
         time_is_up=task.run.begin_judging(),
     )
-    return _conclude(task, evidence, given, precision)
+    return _conclude(task, evidence, given, precision, told)
+
+
+def _fill_fields(task: Task, train: Examples) -> tuple[Task, Candidate | None, str]:
+    """The task with its open fields filled, the layer where that is known by then, and what was
+    found, in words that end a reason."""
+    if not task.open_fields:
+        return task, None, ""
+    names = sorted(task.open_fields)
+    found = task.learner.find_kind(
+        train, task.architecture, task.open_fields, task.run, task.options
+    )
+    if found is None:
+        left = ", ".join(names)
+        return task, None, f"; {left} could not be found: no kind of heads explains the examples"
+    architecture, candidate = found
+    told = ", ".join(write_setting(name, getattr(architecture, name)) for name in names)
+    task.run.emit("kind of heads", detail=told)
+    if candidate is not None:
+        check_candidate(candidate, task.learner, architecture)
+    return replace(task, architecture=architecture), candidate, f"; found: {told}"
 
 
 def _find_coordinates(task: Task, precision: Precision) -> SpanCoordinates | None:
-    """Those to learn and judge in, told to the run; None where the user's will do, or where the
-    learner does not know the layers of the others."""
+    """Those to learn and judge in, told to the run; None where the user's will do, where the
+    learner does not know the layers of the others, or where kinds of heads are to be found."""
+    if task.open_fields:
+        return None
     some = task.working_set.n < task.examples.n
     coordinates = find_coordinates(
         task.working_set,
@@ -177,8 +204,13 @@ def _polish(task: Task, learned: Candidate, train: Examples) -> tuple[Candidate,
     return replace(learned, layer=layer.replace(metadata=task.metadata(train.n))), converged
 
 
-def _conclude(task: Task, evidence: Evidence, given: Subsets, precision: Precision) -> Solution:
-    """The verdict and, where noise is what is left, a layer fitted to all examples."""
+def _conclude(
+    task: Task, evidence: Evidence, given: Subsets, precision: Precision, found: str
+) -> Solution:
+    """The verdict and, where noise is what is left, a layer fitted to all examples.
+
+    found: what of the class was found, in words that end the reason.
+    """
     run, certificate = task.run, evidence.certificate
     if certificate is not None:
         run.emit("certificate", loss=certificate.relative_mse, detail=certificate.reason)
@@ -194,7 +226,7 @@ def _conclude(task: Task, evidence: Evidence, given: Subsets, precision: Precisi
         )
         watch = Watch(run, "identifiability")
         layer, verdict, certificate = lift_fit(fit, task.coordinates, watch)
-    reason = verdict.reason + told
+    reason = verdict.reason + told + found
     run.emit("outcome", detail=f"{verdict.outcome.name}: {reason}")
     return Solution(
         layer=layer.replace(seen=task.survey.remembered),

@@ -31,9 +31,12 @@ from mhalearn.learners.options import find_options, list_options
 from mhalearn.learners.protocol import Learner
 from mhalearn.learners.registry import find_learner
 from mhalearn.learners.settings import (
+    check_open,
     check_settings,
     check_start,
     check_supported,
+    given_fields,
+    list_open_fields,
 )
 from mhalearn.report.terminal import Progress
 from mhalearn.run.checkpoint import Checkpoint, hold_checkpoint
@@ -56,7 +59,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     bias: learn a key-side vector a head and an output bias. causal: tokens see no later token.
     residual: labels hold a residual path, y = x + F(x): F is learned, and `predict` adds x again.
     kv_heads, rope, window, sinks, softcap, qk_norm, position_bias, latent: what heads have beside a
-        Theta and a W, as in `Architecture`; "newton" learns them, given n_heads and head_dim.
+        Theta and a W, as in `Architecture`; "newton" learns them, given n_heads and head_dim. Of
+        small layers, kv_heads, rope, window, sinks, softcap and position_bias may be "auto": they
+        are found, and `layer_.architecture` and the reason have them.
     attention: a kind of attention of your own, a class of `mhalearn.layer.parametrisation.
         Parametrisation`, in place of softmax heads.
     polish: descend to machine precision after the learner.
@@ -85,11 +90,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         bias: bool = False,
         causal: bool = False,
         residual: bool = False,
-        kv_heads: int | None = None,
-        rope: Rope | None = None,
-        window: int | None = None,
-        sinks: bool = False,
-        softcap: float | int | None = None,
+        kv_heads: int | str | None = None,
+        rope: Rope | str | None = None,
+        window: int | str | None = None,
+        sinks: bool | str = False,
+        softcap: float | int | str | None = None,
         qk_norm: QKNorm | bool | str = False,
         position_bias: PositionBias | str | None = None,
         latent: Latent | None = None,
@@ -146,22 +151,20 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         ):
             seed = int(self.random_state)
             self._run = Run(self.max_seconds, self._listener(progress), seed=seed)
+            open_fields = list_open_fields(self)
             self._architecture = examples.architecture(
                 None if isinstance(self.n_heads, str) else int(self.n_heads),
                 head_dim=None if self.head_dim is None else int(self.head_dim),
                 bias=bool(self.bias),
                 causal=bool(self.causal),
-                kv_heads=self.kv_heads,
-                rope=self.rope,
-                window=self.window,
-                sinks=self.sinks,
-                softcap=self.softcap,
                 qk_norm=self.qk_norm,
-                position_bias=self.position_bias,
                 latent=self.latent,
                 attention=self.attention,
+                **given_fields(self),
             )
             check_supported(self._learner, self._architecture)
+            if open_fields:
+                check_open(self, self._learner, self._architecture, examples)
             box = examples.box
             examples, working_set, survey = gather(examples, self._architecture, seed, self._run)
             check_sizes(survey)
@@ -182,6 +185,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 run=self._run,
                 metadata=self._metadata,
                 settings=self._settings(examples),
+                open_fields=open_fields,
             )
             try:
                 with one_lapack_thread():

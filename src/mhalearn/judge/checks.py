@@ -23,6 +23,7 @@ from mhalearn.judge.identifiability_checks import (
     surplus_heads,
     too_few_equations,
 )
+from mhalearn.judge.kind_check import another_kind
 from mhalearn.judge.position_checks import (
     causal_mask,
     no_causal_mask,
@@ -59,6 +60,7 @@ from mhalearn.judge.structure_checks import (
 CHECKS: tuple[Check, ...] = (
     too_few_examples,
     causal_mask,
+    another_kind,
     time_limit,
     not_finite,
     search_stuck,

@@ -16,6 +16,7 @@ from mhalearn.judge.fitted_attention import FittedAttention, look_at
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.mask_test import FirstRow, first_row_sees_later, measure_first_row
 from mhalearn.judge.missing_head import OneMoreHead, one_more_head
+from mhalearn.judge.missing_projected_head import one_more_projected_head
 from mhalearn.judge.noise import estimate_noise
 from mhalearn.judge.residual_correlation import measure_residual_correlation
 from mhalearn.judge.residual_dependence import residual_dependence_test
@@ -35,6 +36,7 @@ from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
 from mhalearn.layer.comparison import compare
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer
 from mhalearn.run.outcome import Candidate
 from mhalearn.run.run import Run
 from mhalearn.run.watch import Watch
@@ -126,6 +128,16 @@ class Evidence:
         return None if certify is None else self._residuals(certify)
 
     @cached_property
+    def residuals_instead(self) -> Residuals | None:
+        """On `certify`, of the layer of another kind that the learner came upon, if any."""
+        other, certify = self.candidate.instead, self.subsets.certify
+        return (
+            None
+            if other is None or certify is None
+            else measure_residuals(other, certify, self.label_precision)
+        )
+
+    @cached_property
     def all_residuals(self) -> Residuals | None:
         """Of every example; None where the working set is all of them. Cost: a pass over all."""
         if not self.subsets.has_more:
@@ -187,12 +199,14 @@ class Evidence:
         certify, residuals, layer = self.subsets.certify, self.certify_residuals, self.layer
         if certify is None or residuals is None:
             return None
-        if not isinstance(layer, AttentionLayer):
+        if not isinstance(layer, AttentionLayer | ProjectedLayer):
             return OneMoreHead(0.0, layer)
         watch = self._begin_test("one more head")
-        found = one_more_head(
-            layer, self.train, certify, self.architecture, self.run, residuals=residuals
-        )
+        given = self.train, certify, self.architecture, self.run
+        if isinstance(layer, ProjectedLayer):
+            found = one_more_projected_head(layer, *given, residuals=residuals)
+        else:
+            found = one_more_head(layer, *given, residuals=residuals)
         if found is not None and not found.gain:
             watch.check_time()  # a search that was cut short has excluded nothing
         return found

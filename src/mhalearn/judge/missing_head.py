@@ -6,6 +6,7 @@ import numpy as np
 
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.seeds import Stream, generator
+from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.layer.architecture import Architecture
@@ -23,7 +24,7 @@ _PROBE_STARTS, _PROBE_STEPS = 4, 25
 # Of many narrow heads fewer are tried, on so many times the counting limit of examples.
 _FACTORED_STARTS, _PROBE_RATIO = 2, 8.0
 # Held-out examples it takes to judge whether a head is missing.
-_PROBE_HELD = 8
+PROBE_HELD = 8
 
 
 class OneMoreHead(NamedTuple):
@@ -54,20 +55,24 @@ def one_more_head(
     if not more.prefers_factors:
         more = more.with_any_rank()
     limit = fitted.counting_limit(more)
-    if held.n < _PROBE_HELD or fitted.n < 1.5 * limit:
+    if held.n < PROBE_HELD or fitted.n < 1.5 * limit:
         return None
     rng = generator(run.seed, Stream.MISSING_HEAD)
     probe = _add_factored if more.prefers_factors else _add_dense
     larger = probe(layer, fitted, more, run, rng)
     residuals = residuals or measure_residuals(layer, held)
-    before = residuals.squared
     after = measure_residuals(larger, held, residuals.labels).squared
+    return OneMoreHead(measure_gain(residuals.squared, after), larger)
+
+
+def measure_gain(before: Float64, after: Float64) -> float:
+    """The share of squared errors of held-out examples that is gone; 0 where it may be chance."""
     gains = before - after
     error = float(np.std(gains, ddof=1)) / np.sqrt(len(gains))
     # Few examples of very different sizes have a large standard error; noise is never halved.
     beyond_chance = gains.mean() > 4 * error or gains.mean() > 0.5 * before.mean()
     significant = beyond_chance and gains.mean() > 0.03 * before.mean()
-    return OneMoreHead(float(gains.mean() / before.mean()) if significant else 0.0, larger)
+    return float(gains.mean() / before.mean()) if significant else 0.0
 
 
 def _add_dense(

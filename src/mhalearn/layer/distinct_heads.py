@@ -13,8 +13,11 @@ from mhalearn._runtime.types import Float64
 from mhalearn.layer.architecture import Architecture
 
 # Parameters that each query head has, and that each group of heads shares.
-_OF_HEADS = ("query", "out", "query_bias", "sink", "slope")
-_OF_GROUPS = ("key", "value", "key_bias", "value_bias", "turn")
+_OF_HEADS = (
+    *("query", "out", "query_bias", "sink", "slope", "meet", "query_epsilon"),
+    *("reach", "sink_weight"),
+)
+_OF_GROUPS = ("key", "value", "key_bias", "value_bias", "turn", "key_epsilon", "spin")
 
 
 class Heads(NamedTuple):

@@ -62,11 +62,13 @@ class Latent:
     def compress(
         self, tokens: Float[Array, "b j d"], params: Mapping[str, Any], name: str
     ) -> Float[Array, "b j r"]:
-        """The latents of tokens; name: "latent" or "query_latent"."""
+        """The latents of tokens; name: "latent" or "query_latent". An epsilon among the parameters
+        stands for the record's."""
         latents = tokens @ params[name]
         if not self.norm:
             return latents
-        square = jnp.mean(latents**2, axis=-1, keepdims=True) + self.epsilon
+        epsilon = params.get(f"{name}_epsilon", self.epsilon)
+        square = jnp.mean(latents**2, axis=-1, keepdims=True) + epsilon
         return latents * jax.lax.rsqrt(square) * params[f"{name}_gain"]
 
 

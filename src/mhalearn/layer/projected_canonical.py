@@ -75,17 +75,17 @@ def _centre_table(a: Architecture, params: Params) -> None:
 
 
 def _balance_values(params: Params, g: int, heads: slice) -> None:
-    value, outs = _rows(params, "value", slice(g, g + 1)), params["out"][heads]
+    value, outs = rows_of(params, "value", slice(g, g + 1)), params["out"][heads]
     n, h, e = outs.shape
     left, right = balanced(value[0], outs.swapaxes(0, 1).reshape(h, n * e).T)
-    _put(params, "value", slice(g, g + 1), left[None])
+    put_rows(params, "value", slice(g, g + 1), left[None])
     params["out"][heads] = right.T.reshape(h, n, e).swapaxes(0, 1)
 
 
 def _fix_keys(a: Architecture, params: Params, g: int, heads: slice) -> None:
     """Of one group without norms."""
     group = slice(g, g + 1)
-    query, key = _rows(params, "query", heads), _rows(params, "key", group)
+    query, key = rows_of(params, "query", heads), rows_of(params, "key", group)
     first = 0
     if a.rope is not None:
         first = a.rope.rotated(a.qk_rank)
@@ -99,20 +99,20 @@ def _fix_keys(a: Architecture, params: Params, g: int, heads: slice) -> None:
         rows = query.shape[1]
         right, left = balanced(key[0, :, first:], query[..., first:].reshape(-1, a.qk_rank - first))
         key[0, :, first:], query[..., first:] = right, left.reshape(-1, rows, a.qk_rank - first)
-    _put(params, "query", heads, query)
-    _put(params, "key", group, key)
+    put_rows(params, "query", heads, query)
+    put_rows(params, "key", group, key)
 
 
 def _fix_normalised(a: Architecture, params: Params) -> None:
     """Scales, which no epsilon shows where it is zero; gains; then bases, as far as norms let."""
     norm = a.norm
     assert norm is not None
-    query, key = (_rows(params, side, slice(None)) for side in ("query", "key"))
+    query, key = (rows_of(params, side, slice(None)) for side in ("query", "key"))
     if norm.epsilon == 0:
         axes = None if norm.across_heads else (1, 2)
         query, key = (_of_size(side, axes, a.qk_rank) for side in (query, key))
     if norm.has_gains:
-        _fix_gains(a, params, query, key)
+        fix_gains(a, params, query, key)
     each = a.heads // a.groups
     real, imaginary, first = np.zeros(0, int), np.zeros(0, int), 0
     if a.rope is not None:
@@ -137,11 +137,11 @@ def _fix_normalised(a: Architecture, params: Params) -> None:
                     side[..., real], side[..., imaginary] = turned.real, turned.imag
         query[heads] *= flip
         key[g] *= flip
-    _put(params, "query", slice(None), query)
-    _put(params, "key", slice(None), key)
+    put_rows(params, "query", slice(None), query)
+    put_rows(params, "key", slice(None), key)
 
 
-def _fix_gains(a: Architecture, params: Params, query: Float64, key: Float64) -> None:
+def fix_gains(a: Architecture, params: Params, query: Float64, key: Float64) -> None:
     """Positive, as large for queries as for keys, in order where dimensions can be exchanged."""
     assert a.norm is not None
     each = a.heads // a.groups
@@ -200,13 +200,13 @@ def _order_heads(a: Architecture, params: Params) -> None:
             params[name] = leaf[:, heads]
 
 
-def _rows(params: Params, side: str, which: slice) -> Float64:
+def rows_of(params: Params, side: str, which: slice) -> Float64:
     """Projections, with their bias, where there is one, as a last row."""
     weight, bias = params[side][which], params.get(f"{side}_bias")
     return weight.copy() if bias is None else np.concatenate([weight, bias[which, None]], axis=1)
 
 
-def _put(params: Params, side: str, which: slice, rows: Float64) -> None:
+def put_rows(params: Params, side: str, which: slice, rows: Float64) -> None:
     d = params[side].shape[1]
     params[side][which] = rows[:, :d]
     if f"{side}_bias" in params:

@@ -10,6 +10,7 @@ those that are normalised.
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -22,8 +23,12 @@ from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.latent import unfold
 from mhalearn.layer.position_bias import Alibi, T5Bias
 from mhalearn.layer.projected_layer import ProjectedLayer
+from mhalearn.layer.rope import Rope
 
 Factor = NDArray[Any]
+
+# Caps and frequencies up to this apart, relative, are compared; the difference is an error.
+_NEARLY = 1e-3
 
 
 class Product(NamedTuple):
@@ -174,7 +179,8 @@ def compare_determined(learned: ProjectedLayer, truth: ProjectedLayer) -> Errors
     bias_size = max(float(np.linalg.norm(true.out_bias)), least)
     bias_error = float(np.linalg.norm(ours.out_bias - true.out_bias)) / bias_size
     common = [one.distance(other) / one.norm() for one, other in _pairs(true.common, ours.common)]
-    worst = max(*(float(part.max()) for part in found), bias_error, *common)
+    apart = _number_error(learned.architecture, truth.architecture)
+    worst = max(*(float(part.max()) for part in found), bias_error, apart, *common)
     return Errors(order, found[0], found[1], found[2], bias_error, worst)
 
 
@@ -185,11 +191,35 @@ def explain_difference(learned: Architecture, truth: Architecture) -> str:
     ours, true = (_with_layout(one) for one in (learned, truth))
     for one in fields(Architecture):
         mine, theirs = getattr(ours, one.name), getattr(true, one.name)
-        if one.name not in alike and mine != theirs:
-            return f"{one.name}={mine} beside {theirs}: their logits are other functions"
+        if one.name in alike or mine == theirs:
+            continue
+        if _apart_as_numbers(mine, theirs, ours.head_dim) <= _NEARLY:
+            continue
+        return f"{one.name}={mine} beside {theirs}: their logits are other functions"
     if ours.rope is not None and ours.head_dim != true.head_dim:
         return f"head_dim={ours.head_dim} beside {true.head_dim}: they rotate by other frequencies"
     return ""
+
+
+def _apart_as_numbers(mine: object, theirs: object, head_dim: int | None) -> float:
+    """Relative difference of two caps or scales, or of the frequencies of two rotary positions;
+    inf where they are no such numbers."""
+    if isinstance(mine, float) and isinstance(theirs, float):
+        return abs(mine / theirs - 1)
+    if not (isinstance(mine, Rope) and isinstance(theirs, Rope)) or head_dim is None:
+        return math.inf
+    if mine.scaling != theirs.scaling or mine.rotated(head_dim) != theirs.rotated(head_dim):
+        return math.inf
+    ratio = mine.frequencies(head_dim) / theirs.frequencies(head_dim)
+    return float(np.abs(ratio - 1).max())
+
+
+def _number_error(learned: Architecture, truth: Architecture) -> float:
+    """How far numbers of two classes are apart, which a learner may have found."""
+    ours, true = (_with_layout(one) for one in (learned, truth))
+    pairs = [(getattr(ours, name), getattr(true, name)) for name in ("rope", "softcap")]
+    apart = [_apart_as_numbers(*pair, truth.head_dim) for pair in pairs if pair[0] != pair[1]]
+    return max(apart, default=0.0)
 
 
 def _with_layout(a: Architecture) -> Architecture:

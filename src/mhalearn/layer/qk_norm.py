@@ -44,12 +44,16 @@ class QKNorm:
         return (heads, head_dim) if self.across_heads else (head_dim,)
 
     def __call__(
-        self, vectors: Float[Array, "b k m h"], gain: Float[Array, "..."] | None
+        self,
+        vectors: Float[Array, "b k m h"],
+        gain: Float[Array, "..."] | None,
+        epsilon: Float[Array, " m"] | None = None,
     ) -> Float[Array, "b k m h"]:
-        """Normalised vectors of all heads."""
+        """Normalised vectors of all heads; epsilon: of each head, in place of the one of all."""
         axes = (-2, -1) if self.across_heads else (-1,)
         over = jnp.mean if self.kind == "rms" else jnp.sum
-        size = over(vectors**2, axis=axes, keepdims=True) + self.epsilon
+        size = over(vectors**2, axis=axes, keepdims=True)
+        size = size + (self.epsilon if epsilon is None else epsilon[:, None])
         scaled = vectors * jax.lax.rsqrt(size)
         return scaled if gain is None else scaled * gain
 

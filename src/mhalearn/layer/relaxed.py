@@ -1,51 +1,79 @@
-"""Projected heads whose positions are numbers to be learned: a wider class, easier to search.
+"""Projected heads of a wider class, in which what holds descent up is numbers to be learned.
 
 Rotation by slow frequencies is hardly seen in short sequences, so that dimensions of one frequency
 turn into those of another along curved valleys, on which descent crawls. Where each group's keys
 are turned from position to position by a matrix of their own, R^s k_s, every basis of the queries
-and keys is as good as any other, and the valleys are gone. What was learned is then read: the
-eigenvalues of R are exp(+-i w_f), and its eigenvectors the dimensions of each frequency. Likewise
-slopes by distance (ALiBi), which tell heads their places, are learned and then put in order.
+and keys is as good as any other, and the valleys are gone. Slopes by distance (ALiBi) tell heads
+their places, and gains after a norm tell dimensions theirs, the same for all heads: a head that
+learns in other places can only get there over a ridge. So slopes are learned, and each head has a
+matrix of its own between normalised queries and keys. And a norm's epsilon shows the size of what
+it divides, as one over its square and hardly at all: with an epsilon of its own for each, its size
+is a gauge. What was learned is then read (`relaxed_reading`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.parametrisation import Params
 from mhalearn.layer.position_bias import Alibi
-from mhalearn.layer.projected import Projected, Projections, _positions
+from mhalearn.layer.projected import Projected, Projections, Sides, _positions
+from mhalearn.layer.relaxed_reading import (
+    order_by_slope,
+    read_norms,
+    read_sizes,
+    rotation,
+    rotations,
+    straighten,
+    straighten_shared,
+    unit_sizes,
+)
+
+if TYPE_CHECKING:
+    from mhalearn.layer.base import Layer
+    from mhalearn.layer.projected_layer import ProjectedLayer
+    from mhalearn.layer.units import Units
 
 
 @dataclass(frozen=True)
 class Relaxed(Projected):
-    """`Projected`, with a matrix "turn" (g, h, h) in place of rotations, where no norm fixes the
-    basis, and a number "slope" (m,) in place of each head's slope.
+    """`Projected`, with a matrix "turn" (g, h, h) in place of rotations, or "rotary_turn" (1, r, r)
+    of the r dimensions that all heads share beside a latent, "meet" (m, h, h) in place
+    of gains after a norm, and a number "slope" (m,) in place of each head's slope.
 
-    frees: whether anything is relaxed; where tokens bring their positions, nothing is."""
+    frees: whether anything is relaxed; where tokens bring their positions, nothing is.
+    frees_sizes: and each norm has an epsilon of its own: "query_epsilon" (m,), "key_epsilon" (g,),
+        "latent_epsilon" and "query_latent_epsilon". For steps that solve for them: any other
+        descent moves them too far."""
 
     frees: bool = True
+    frees_sizes: bool = False
 
     @property
     def frees_rotation(self) -> bool:
         """Whether rotations are by one matrix a position, whatever the length of a sequence."""
-        rope, norm = self.architecture.rope, self.architecture.norm
-        if rope is None or norm is not None or self.architecture.latent is not None:
+        a = self.architecture
+        common = a.norm is not None and (a.norm.across_heads or a.latent is not None)
+        if a.rope is None or common or not self.frees:
             return False
-        if not self.frees:
-            return False
-        scaling = rope._scaling
-        size = rope.rotated(self.architecture.qk_rank)
-        return scaling is None or scaling.stretched(rope.base, size, jnp.ones(1)) is None
+        scaling, size = a.rope._scaling, a.rope.rotated(a.qk_rank)
+        return scaling is None or scaling.stretched(a.rope.base, size, jnp.ones(1)) is None
+
+    @property
+    def frees_norm(self) -> bool:
+        """Whether each head has a matrix of its own in place of gains."""
+        a = self.architecture
+        own = a.norm is not None and not a.norm.across_heads and a.latent is None
+        return own and self.frees and (a.rope is None or self.frees_rotation)
 
     @property
     def frees_slopes(self) -> bool:
@@ -53,120 +81,115 @@ class Relaxed(Projected):
 
     @property
     def frees_any(self) -> bool:
-        return self.frees_rotation or self.frees_slopes
+        """Whether it is a wider class at all, or would be with sizes."""
+        sizes = replace(self, frees_sizes=True).sized()
+        return self.frees_rotation or self.frees_norm or self.frees_slopes or bool(sizes)
+
+    def sized(self) -> dict[str, float]:
+        """What is normalised with an epsilon of its own, and the epsilon it should have."""
+        a, found = self.architecture, {}
+        if not self.frees_sizes:
+            return {}
+        if a.norm is not None and not a.norm.across_heads and a.norm.epsilon > 0:
+            found = dict.fromkeys(("query", "key"), float(a.norm.epsilon))
+        if a.latent is not None and a.latent.norm and a.latent.epsilon > 0:
+            found["latent"] = float(a.latent.epsilon)
+            if a.latent.query_rank is not None:
+                found["query_latent"] = float(a.latent.epsilon)
+        return found
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         a = self.architecture
         shapes = dict(super().shapes())
-        if self.frees_rotation:
+        if self.frees_rotation and a.latent is not None:
+            shapes["rotary_turn"] = (1, a.rotated, a.rotated)
+        elif self.frees_rotation:
             shapes["turn"] = (a.groups, a.qk_rank, a.qk_rank)
+        if self.frees_norm:
+            shapes = {name: shape for name, shape in shapes.items() if "_gain" not in name}
+            shapes["meet"] = (a.heads, a.qk_rank, a.qk_rank)
         if self.frees_slopes:
             shapes["slope"] = (a.heads,)
-        return shapes
+        of = {"query": (a.heads,), "key": (a.groups,)}
+        return shapes | {f"{name}_epsilon": of.get(name, ()) for name in self.sized()}
 
     @in_float64
     def relax(self, params: Params, slopes: Float64 | None = None) -> Projections:
         """The same function in the wider class; slopes: to start from, the architecture's own
-        unless given."""
+        unless given. What is relaxed already stays."""
         a = self.architecture
-        found = {name: jnp.asarray(leaf) for name, leaf in params.items()}
-        if self.frees_rotation:
-            found["turn"] = jnp.asarray(np.tile(self._rotation(), (a.groups, 1, 1)))
-        if self.frees_slopes:
+        found = {name: np.array(leaf, np.float64) for name, leaf in params.items()}
+        name = "turn" if a.latent is None else "rotary_turn"
+        if self.frees_rotation and name not in found:
+            groups, size = self.shapes()[name][:2]
+            found[name] = np.tile(rotation(rotations(a), size), (groups, 1, 1))
+        if self.frees_norm and "meet" not in found:
+            ours, theirs = (found.pop(f"{side}_gain", np.ones(1)) for side in ("query", "key"))
+            both = ours * theirs * np.ones(a.qk_rank)
+            found["meet"] = np.tile(np.diag(both), (a.heads, 1, 1))
+            if "turn" in found:  # keys have no gains of their own
+                found["turn"] = found["turn"] * (theirs / theirs[:, None])
+        if self.frees_slopes and "slope" not in found:
             assert isinstance(a.distance_bias, Alibi)
-            found["slope"] = jnp.asarray(
-                a.distance_bias.slopes(a.heads) if slopes is None else slopes
-            )
-        return found
+            found["slope"] = a.distance_bias.slopes(a.heads) if slopes is None else slopes
+        unit_sizes(found, self.sized())
+        return {name: jnp.asarray(leaf) for name, leaf in found.items()}
 
     def read(self, params: Params) -> dict[str, Float64]:
-        """The nearest parameters of `Projected`: of a matrix that turns keys, the eigenvectors by
-        the frequencies that eigenvalues are next to; of heads, the order of their slopes.
+        """The nearest parameters of `Projected`.
 
         Trust: exact where the wider class has led to a layer of the narrower one.
         """
         found = {name: np.array(leaf, np.float64) for name, leaf in params.items()}
+        read_sizes(found, self.sized())
         turn, slope = found.pop("turn", None), found.pop("slope", None)
-        if turn is not None:
-            for g in range(self.architecture.groups):
-                self._straighten(found, turn[g], g)
+        if "meet" in found:
+            read_norms(self.architecture, found, turn)
+        elif turn is not None:
+            straighten(self.architecture, found, turn)
+        if "rotary_turn" in found:
+            straighten_shared(self.architecture, found, found.pop("rotary_turn")[0])
         if slope is not None:
-            self._order_by_slope(found, slope)
+            order_by_slope(self.architecture, found, slope)
         return found
 
-    def _rotation(self) -> Float64:
-        """By one position: (h, h)."""
-        rope, h = self.architecture.rope, self.architecture.qk_rank
-        assert rope is not None
-        real, imaginary = rope.pairs(h)
-        angles, turn = rope.frequencies(h), np.eye(h)
-        turn[real, real] = turn[imaginary, imaginary] = np.cos(angles)
-        turn[real, imaginary], turn[imaginary, real] = -np.sin(angles), np.sin(angles)
-        return turn
+    @in_float64
+    def to_layer(self, params: Projections, units: Units) -> ProjectedLayer:
+        read = {name: jnp.asarray(leaf) for name, leaf in self.read(params).items()}
+        return Projected(self.architecture).to_layer(read, units)
 
-    def _straighten(self, params: dict[str, Float64], turn: Float64, g: int) -> None:
-        """Bring one group into the basis in which its turn is a rotation by the frequencies."""
-        a = self.architecture
-        assert a.rope is not None
-        h, real_imaginary = a.qk_rank, a.rope.pairs(a.qk_rank)
-        values, vectors = np.linalg.eig(turn)
-        wanted = np.exp(1j * a.rope.frequencies(h))
-        # An eigenvalue of modulus one and its conjugate make one pair of dimensions.
-        _, chosen = linear_sum_assignment(np.abs(wanted[:, None] - values[None]))
-        basis = np.zeros((h, h))
-        basis[:, real_imaginary[0]] = vectors[:, chosen].real
-        basis[:, real_imaginary[1]] = -vectors[:, chosen].imag
-        rotated = a.rope.rotated(h)
-        if rotated < h:  # what is not turned: next to one, of those that are left
-            left = np.setdiff1d(np.arange(h), chosen)
-            still = left[np.argsort(np.abs(values[left] - 1))[: h - rotated]]
-            both = np.concatenate([vectors[:, still].real, vectors[:, still].imag], axis=1)
-            basis[:, rotated:] = np.linalg.svd(both)[0][:, : h - rotated]
-        if np.linalg.matrix_rank(basis) < h:
-            return
-        inverse = np.linalg.inv(basis).T
-        each = a.heads // a.groups
-        heads = slice(g * each, (g + 1) * each)
-        for name, which, change in (("query", heads, basis), ("key", slice(g, g + 1), inverse)):
-            for leaf in (name, f"{name}_bias"):
-                if leaf in params:
-                    params[leaf][which] = params[leaf][which] @ change
+    def from_layer(self, layer: Layer, units: Units) -> Params:
+        return self.relax(Projected(self.architecture).from_layer(layer, units))
 
-    def _order_by_slope(self, params: dict[str, Float64], slope: Float64) -> None:
-        """Heads to the places that have slopes next to theirs."""
-        a = self.architecture
-        bias = a.distance_bias
-        assert isinstance(bias, Alibi)
-        if a.groups != a.heads:
-            return
-        known = np.log(bias.slopes(a.heads))
-        found = np.log(np.maximum(slope, 0.1 * np.exp(known.min())))
-        _, order = linear_sum_assignment((known[:, None] - found[None]) ** 2)
-        for name in (
-            "query",
-            "key",
-            "value",
-            "out",
-            "query_bias",
-            "key_bias",
-            "value_bias",
-            "sink",
-        ):
-            if name in params:
-                params[name] = params[name][order]
+    def _turned(self, params: Projections, sides: Sides, chunk: Chunk) -> Sides:
+        norm = self.architecture.norm
+        if norm is None or not ("meet" in params or "query_epsilon" in params):
+            return super()._turned(params, sides, chunk)
+        query, key = (
+            norm(vectors, params.get(f"{side}_gain"), params.get(f"{side}_epsilon"))
+            for side, vectors in (("query", sides.query), ("key", sides.key))
+        )
+        if "meet" in params:
+            query = jnp.einsum("brmh,mhi->brmi", query, params["meet"])
+        if self.architecture.rope is not None:
+            query = self._rotate(params, "query", query, chunk)
+            key = self._rotate(params, "key", key, chunk)
+        return sides._replace(query=query, key=key)
 
     def _rotate(
         self, params: Projections, side: str, vectors: Float[Array, "b k m h"], chunk: Chunk
     ) -> Float[Array, "b k m h"]:
-        if "turn" not in params:
+        turn = params.get("turn", params.get("rotary_turn"))
+        if turn is None:
             return super()._rotate(params, side, vectors, chunk)
         assert self.architecture.rope is not None
-        powers = _powers(params["turn"], vectors.shape[1], inverse=side == "query")
-        size = self.architecture.rope.magnitude
-        grouped = vectors.reshape(*vectors.shape[:2], powers.shape[1], -1, vectors.shape[-1])
+        powers = _powers(turn, vectors.shape[1], inverse=side == "query")
+        (groups, h), first = powers.shape[1:3], vectors[..., : turn.shape[-1]]
+        grouped = first.reshape(*first.shape[:2], groups, -1, h)
         # Queries meet R^(s - r) k_s as (R^-r)^T q_r.
         along = "brgnh,rghi->brgni" if side == "query" else "brgnh,rgih->brgni"
-        return size * jnp.einsum(along, grouped, powers).reshape(vectors.shape)
+        turned = self.architecture.rope.magnitude * jnp.einsum(along, grouped, powers)
+        return jnp.concatenate([turned.reshape(first.shape), vectors[..., h:]], axis=-1)
 
     def _distance_bias(self, params: Projections, chunk: Chunk) -> Float[Array, "b k m k"]:
         if "slope" not in params:

@@ -57,6 +57,24 @@ class Newton(Learner):
 
         return learn_newton(examples, architecture, run, options)
 
+    def supports_open(self, architecture: Architecture, examples: Examples) -> str | None:
+        from mhalearn.learners.newton.open_kinds import can_be_open
+
+        reason = can_be_open(architecture, examples)
+        return None if reason is None else f"'auto' finds kinds of heads {reason}"
+
+    def find_kind(
+        self,
+        examples: Examples,
+        architecture: Architecture,
+        fields: frozenset[str],
+        run: Run,
+        options: NewtonOptions,
+    ) -> tuple[Architecture, Candidate | None] | None:
+        from mhalearn.learners.newton.open_kinds import fill_fields
+
+        return fill_fields(examples, architecture, fields, run, options.exact)
+
 
 class ChenLi(_SoftmaxOnly):
     """The six phases of Chen & Li, which end where polish begins."""

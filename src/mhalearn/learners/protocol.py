@@ -49,6 +49,22 @@ class Learner(ABC):
         can."""
         return None
 
+    def supports_open(self, architecture: Architecture, examples: Examples) -> str | None:
+        """Why fields of this class cannot be found, in such words; None if `find_kind` can."""
+        return f"method {self.name!r} finds no kinds of heads: say what is 'auto', or use newton"
+
+    def find_kind(
+        self,
+        examples: Examples,
+        architecture: Architecture,
+        fields: frozenset[str],
+        run: Run,
+        options: Any,
+    ) -> tuple[Architecture, Candidate | None] | None:
+        """The class with these fields as examples show them, and its layer where that is known by
+        then; None where no class explains them."""
+        return None
+
     @abstractmethod
     def learn(
         self, examples: Examples, architecture: Architecture, run: Run, options: Any

@@ -17,6 +17,9 @@ from mhalearn.learners.registry import DEFAULT, find_learner
 from mhalearn.run.checkpoint import holds_something
 from mhalearn.run.outcome import Candidate, Outcome
 
+# What may be said of fields of an architecture that are to be found, and which may.
+OPEN = "auto"
+_MAY_BE_OPEN = ("kv_heads", "rope", "window", "sinks", "softcap", "position_bias")
 # Heads times features up to which a square matrix of doubles has at most 8 GiB.
 _WIDEST = 2**15
 
@@ -33,11 +36,11 @@ class Settings(Protocol):
     bias: bool
     causal: bool
     residual: bool
-    kv_heads: int | None
+    kv_heads: int | str | None
     rope: Any
-    window: int | None
-    sinks: bool
-    softcap: float | int | None
+    window: int | str | None
+    sinks: bool | str
+    softcap: float | int | str | None
     qk_norm: Any
     position_bias: Any
     latent: Any
@@ -87,6 +90,32 @@ def check_supported(learner: Learner, architecture: Architecture) -> None:
     """Reject classes of layers that a learner does not know, in its own words."""
     if (reason := learner.supports(architecture)) is not None:
         raise ValueError(reason)
+
+
+def list_open_fields(settings: Settings) -> frozenset[str]:
+    """Fields of an architecture that a caller left to be found."""
+    return frozenset(
+        name
+        for name in _MAY_BE_OPEN
+        if isinstance(said := getattr(settings, name), str) and said == OPEN
+    )
+
+
+def given_fields(settings: Settings) -> dict[str, Any]:
+    """The others, and nothing where they are open."""
+    nothing = dict.fromkeys(_MAY_BE_OPEN) | {"sinks": False}
+    given = {name: getattr(settings, name) for name in _MAY_BE_OPEN}
+    return given | {name: nothing[name] for name in list_open_fields(settings)}
+
+
+def check_open(
+    settings: Settings, learner: Learner, architecture: Architecture, examples: Examples
+) -> None:
+    """Reject fields to be found that cannot be, or not in such a run."""
+    if (reason := learner.supports_open(architecture, examples)) is not None:
+        raise ValueError(reason)
+    if settings.checkpoint is not None:
+        raise ValueError("a checkpoint is of one kind of heads: leave it out beside 'auto'")
 
 
 def check_candidate(found: Any, learner: Learner, architecture: Architecture) -> Candidate:

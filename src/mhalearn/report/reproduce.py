@@ -98,10 +98,12 @@ def describe_again(settings: Mapping[str, Any], layer: Layer) -> Again:
 def _command(settings: Mapping[str, Any]) -> str:
     words = ["mhalearn", "learn", str(settings.get("examples", "EXAMPLES"))]
     for name, option in _OPTIONS.items():
-        if settings.get(name) not in (None, AUTO) or name == "n_heads":
+        left_out = (None, AUTO) if name == "method" else (None,)
+        if settings.get(name) not in left_out or name == "n_heads":
             words += [option, str(settings.get(name, AUTO))]
     rope = settings.get("rope")
-    words += [] if rope is None else ["--rope-base", f"{rope.base:g}"]
+    if rope is not None:
+        words += ["--rope-base", rope if isinstance(rope, str) else f"{rope.base:g}"]
     words += [flag for name, (flag, when) in _FLAGS.items() if settings.get(name) is when]
     return shlex.join(words)
 
@@ -112,7 +114,9 @@ def _is_named(settings: Mapping[str, Any]) -> bool:
     rope = settings.get("rope")
     if any(settings.get(name) for name in ("qk_norm", "position_bias", "latent")):
         return False
-    if rope is not None and rope != Rope(rope.base):
+    if settings.get("sinks") == AUTO:
+        return False
+    if isinstance(rope, Rope) and rope != Rope(rope.base):
         return False
     if not isinstance(settings.get("plan"), str | None):
         return False

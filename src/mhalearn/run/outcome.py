@@ -40,4 +40,5 @@ class Candidate:
     reason: str = ""  # one sentence: why it ended so
     loss: float = float("nan")  # relative squared error on the examples that chose the layer
     others: tuple[Layer, ...] = ()  # that other starts ended at, with no more error
+    instead: Layer | None = None  # of another kind than asked for, which explains far more
     phases: Any = None  # what a learner found on its way, for those who want to look

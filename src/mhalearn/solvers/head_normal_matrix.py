@@ -18,10 +18,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from mhalearn._runtime.devices import replicate
-from mhalearn._runtime.programs import compiled, in_float64
+from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float64
 from mhalearn.layer.batches import Chunk, in_one_chunk
 from mhalearn.layer.distinct_heads import params_of_head
+from mhalearn.layer.open_heads import OpenHeads
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.layer.position_bias import Alibi
 from mhalearn.layer.projected import Projected
@@ -31,6 +32,9 @@ from mhalearn.solvers.scaled_problem import Problem
 
 # Doubles that the Jacobians of a piece of the examples may hold: 64 MiB.
 _WORKSPACE = 2**23
+# How the program that sums them is compiled: with one thread a product, which was the faster. It
+# does not cure what `may_form_normal_matrix` works around.
+_ON_ONE_THREAD = {"xla_gpu_enable_triton_gemm": False, "xla_cpu_multi_thread_eigen": False}
 # Pieces between two looks at the clock.
 _PIECES = 8
 # Parameters behind the heads' values.
@@ -113,7 +117,8 @@ def _sum_blocks(
     data: Chunk,
     watch: Watch | None,
 ) -> Any:
-    single = Relaxed(replace(kind.architecture, n_heads=1, kv_heads=None))
+    alone = replace(kind.architecture, n_heads=1, kv_heads=None)
+    single = replace(kind, architecture=alone) if isinstance(kind, OpenHeads) else Relaxed(alone)
     m, h, _ = out.shape
     size = sum(int(np.prod(leaf.shape[1:])) for leaf in heads.values())
     width = m * h + 1
@@ -132,7 +137,7 @@ def _sum_blocks(
     return jax.tree.map(np.asarray, replicate(sums))
 
 
-@partial(compiled, static_argnames="kind")
+@partial(jax.jit, static_argnames="kind", compiler_options=_ON_ONE_THREAD)
 def _add_blocks(
     sums: Any,
     heads: Params,
@@ -142,7 +147,7 @@ def _add_blocks(
     first: Array | int,
     last: Array | int,
     *,
-    kind: Relaxed,
+    kind: Projected,
 ) -> Any:
     """Of the pieces from the first to the last: products of Jacobians of all pairs of heads, of
     Jacobians with values, and of values."""
@@ -175,7 +180,7 @@ def _ones(chunk: Chunk) -> Array:
 
 
 def _jacobians(
-    kind: Relaxed, heads: Params, slopes: Array | None, chunk: Chunk
+    kind: Projected, heads: Params, slopes: Array | None, chunk: Chunk
 ) -> tuple[Array, Array]:
     """Values (m, rows, h) of each head, and their Jacobians (m, rows, h, p)."""
     of_slopes = None if slopes is None else slopes[:, None]

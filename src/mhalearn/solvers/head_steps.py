@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
@@ -22,6 +23,7 @@ from mhalearn._runtime.programs import compiled, in_float64
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.parametrisation import Parametrisation, Params
+from mhalearn.layer.relaxed import Relaxed
 from mhalearn.run.run import Run
 from mhalearn.solvers.damping import IDLE, IDLE_STEPS, ROUNDING, update_damping
 from mhalearn.solvers.head_normal_matrix import has_separate_heads, head_normal_matrix
@@ -34,9 +36,12 @@ MAX_PARAMETERS = 6144
 _ENOUGH = 8.0
 # Products for a step at most, and those from which on J^T J is formed anew.
 _MOST_PRODUCTS, _MANY_PRODUCTS = 120, 60
+# Steps that are rejected, one after the other, at most: each is damped twenty times as much.
+_MOST_REJECTED = 8
 # Damping, in units of the diagonal of J^T J, over the loss: small beside what is weakly seen, and
-# yet convergence stays quadratic (Fan & Yuan 2005). The least keeps the gauge out of the factor.
-_DAMPING, _LEAST = 1e-2, 1e-12
+# yet convergence stays quadratic (Fan & Yuan 2005). The least of all keeps rounding from moving the
+# gauge, on which steps would not be small; a larger one keeps the gauge out of the factor.
+_DAMPING, _LEAST, _LEAST_IN_FACTOR = 1e-2, 1e-14, 1e-12
 
 
 class Descended(NamedTuple):
@@ -50,6 +55,8 @@ class Descended(NamedTuple):
 def may_form_normal_matrix(problem: Problem) -> bool:
     """Whether the heads' normal matrix is at hand, and not too large."""
     kind = problem.parametrisation
+    if jax.default_backend() == "cpu" and isinstance(kind, Relaxed) and kind.architecture.norm:
+        return False  # XLA was seen to wait for ever in the sums of normalised heads, four times
     return has_separate_heads(kind) and problem.devices == 1 and kind.size() <= MAX_PARAMETERS
 
 
@@ -70,16 +77,20 @@ def descend_with_normal_matrix(
     kind, data, energy = problem.parametrisation, problem.data, problem.energy
     params = {name: jnp.asarray(leaf) for name, leaf in params.items()}
     flat, unflatten = ravel_pytree(params)
+    normal: _NormalMatrix | None = None
     factor: _Factor | None = None
-    damping, idle, loss = 1.0, 0, math.inf
+    damping, idle, rejected, loss = 1.0, 0, 0, math.inf
     for step in range(max_steps):
         downhill, squared = replicate(_downhill(params, data, kind))
         right, loss = np.asarray(ravel_pytree(downhill)[0]), float(squared) / energy
         if loss < ROUNDING or run.is_over():
             break
+        relative = max(damping * _DAMPING * min(1.0, loss), _LEAST * max(1.0, damping))
+        if normal is None:
+            normal, factor = _form(params, problem), None
         if factor is None:
-            factor = _factorise(params, problem, damping * _DAMPING * min(1.0, loss))
-        shift = damping * _DAMPING * min(1.0, loss) * factor.diagonal
+            factor = _factorise(normal, relative)
+        shift = relative * factor.diagonal
 
         def apply(step: Float64, params: Params = params, shift: Float64 = shift) -> Float64:
             product = replicate(_product(params, jnp.asarray(step), data, kind))
@@ -96,21 +107,31 @@ def descend_with_normal_matrix(
         damping = float(update_damping(damping, ratio, np))
         if gain > 0:
             params, flat = trial, flat + jnp.asarray(found)
-        idle = 0 if gain > IDLE * loss else idle + 1
+        rejected = 0 if gain > 0 else rejected + 1
+        idle = 0 if gain > IDLE * loss or rejected else idle + 1
         loss = min(loss, after) if math.isfinite(after) else loss
         run.emit(stage, step, loss, at_hand=partial(problem.to_layer, params))
-        if loss < ROUNDING or idle >= IDLE_STEPS:
+        if loss < ROUNDING or idle >= IDLE_STEPS or rejected > _MOST_REJECTED:
             break
-        if products >= _MANY_PRODUCTS or gain <= 0:
+        if rejected:  # J^T J is what it was
             factor = None
+        elif products >= _MANY_PRODUCTS:
+            normal = None
     return Descended(params, loss, math.isfinite(loss) and not run.is_over())
 
 
+class _NormalMatrix(NamedTuple):
+    """J^T J of a part of the examples, in units of its diagonal, scaled to all of them."""
+
+    matrix: Float64
+    root: Float64  # one over the root of the diagonal
+
+
 class _Factor(NamedTuple):
-    """Of J^T J of a part of the examples, in units of its diagonal, scaled to all of them."""
+    """Of such a matrix, damped."""
 
     lower: Float64
-    root: Float64  # one over the root of the diagonal
+    root: Float64
 
     @property
     def diagonal(self) -> Float64:
@@ -122,7 +143,7 @@ class _Factor(NamedTuple):
         )
 
 
-def _factorise(params: Params, problem: Problem, damping: float) -> _Factor:
+def _form(params: Params, problem: Problem) -> _NormalMatrix:
     a = problem.architecture
     n = problem.count_sequences()
     few = min(n, math.ceil(_ENOUGH * a.counting_limit(problem.k)))
@@ -131,16 +152,20 @@ def _factorise(params: Params, problem: Problem, damping: float) -> _Factor:
     diagonal = np.maximum(np.diag(matrix), 1e-18 * max(float(np.trace(matrix)), 1e-300))
     root = 1 / np.sqrt(diagonal)
     matrix *= root[:, None] * root
-    shift = max(damping, _LEAST)
+    return _NormalMatrix(matrix, root)
+
+
+def _factorise(normal: _NormalMatrix, damping: float) -> _Factor:
+    shift = max(damping, _LEAST_IN_FACTOR)
     while True:
-        shifted = matrix.copy()
-        shifted[np.diag_indices(len(matrix))] += shift
+        shifted = normal.matrix.copy()
+        shifted[np.diag_indices(len(shifted))] += shift
         try:
             lower = scipy.linalg.cholesky(shifted, lower=True, overwrite_a=True, check_finite=False)
         except np.linalg.LinAlgError:
             shift *= 10  # rounding of a gauge direction
             continue
-        return _Factor(lower, root)
+        return _Factor(lower, normal.root)
 
 
 def _solve(

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
+from mhalearn._runtime import html
 from mhalearn._runtime.types import Float64
 from mhalearn.layer.block.block import Block
 from mhalearn.layer.block.feed_forward import FeedForward
@@ -38,6 +39,23 @@ class BlockComparison:
     @property
     def comparable(self) -> bool:
         return bool(np.isfinite(self.max_error))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the largest error of each part, or why there is none."""
+        if self.attention is None:
+            return html.card(html.title("Comparison of blocks"), [html.paragraph(self.why)])
+        parts = {
+            f"{len(self.attention.order)} heads": self.attention.max_error,
+            f"{len(self.neuron_order)} neurons, in": self.input_errors.max(initial=0.0),
+            "neurons, out": self.output_errors.max(initial=0.0),
+            "output bias": self.feed_forward_bias_error,
+            "linear map beside the neurons": self.linear_error,
+            "norms": self.norm_error,
+        }
+        rows = ((name, f"{error:.2g}") for name, error in parts.items())
+        said = f"largest relative error {self.max_error:.2g}"
+        listed = html.table(rows, ["part", "largest error"])
+        return html.card(html.title("Comparison of blocks", said), [listed])
 
 
 def compare_blocks(learned: Block, truth: Block, *, tolerance: float = 1e-8) -> BlockComparison:

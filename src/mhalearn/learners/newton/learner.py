@@ -1,6 +1,7 @@
 """The learner: rounds of starts, each round more patient, until one explains held-out examples."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from mhalearn.learners.newton.factored import learn_factored
 from mhalearn.learners.newton.head_count import choose_heads
 from mhalearn.learners.newton.head_exchange import exchange_heads, keep_better, rescale_prior
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
+from mhalearn.learners.newton.open_kinds import look_for_kind
 from mhalearn.learners.newton.parametrised import learn_parametrised
 from mhalearn.learners.newton.projected import learn_projected
 from mhalearn.learners.newton.starts import Scales, estimate_scales, random_starts
@@ -107,18 +109,20 @@ def learn_newton(
 
     if architecture.attention is not None:
         return learn_parametrised(examples, architecture, exact, run)
+    look = partial(look_for_kind, examples, architecture, run, exact)
     if not architecture.is_plain:
-        return learn_projected(examples, architecture, exact, run)
+        return learn_projected(examples, architecture, exact, run, look)
     if architecture.prefers_factors:
         return learn_factored(examples, architecture, exact, run)
     if architecture.n_heads is None:
         return choose_heads(attempt, most_heads(examples, architecture), exact, run)
     # Below the counting limit no effort helps.
-    if examples.n >= examples.counting_limit(architecture):
-        return with_heads(architecture.n_heads)
-    return with_heads(
-        min(architecture.n_heads, most_heads(examples, architecture)), options.plenty[:1]
-    )
+    if examples.n < examples.counting_limit(architecture):
+        most = min(architecture.n_heads, most_heads(examples, architecture))
+        return with_heads(most, options.plenty[:1])
+    candidate = with_heads(architecture.n_heads)
+    other = look(candidate.loss)
+    return candidate if other is None else replace(candidate, instead=other.layer)
 
 
 def _choose_rounds(ratio: float, problem: Problem, options: NewtonOptions) -> tuple[Round, ...]:

@@ -82,6 +82,8 @@ class ModelSelection:
 
 def _differ(one: AttentionLayer, other: Layer) -> bool:
     """Whether two layers of as many heads have other heads."""
+    if one is other:
+        return False
     if not isinstance(other, AttentionLayer) or one.n_heads != other.n_heads:
         return False
     return compare(one, other).max_error > _APART

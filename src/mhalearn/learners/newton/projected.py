@@ -7,8 +7,10 @@ numbers to be learned (`layer.relaxed`), and is read back from it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +32,10 @@ from mhalearn.learners.newton.factored import critical_penalty
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
+from mhalearn.solvers.damping import ROUNDING
 from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, anneal, cosine_rates
-from mhalearn.solvers.gauss_newton import JOINT, has_converged, init_state, take_step
+from mhalearn.solvers.gauss_newton import JOINT, has_converged, init_state, loss_of, take_step
+from mhalearn.solvers.head_steps import descend_with_normal_matrix, may_form_normal_matrix
 from mhalearn.solvers.polish import minimise
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
@@ -44,19 +48,35 @@ _ATTEMPTS, _SAME = 4, 0.1
 _ALIKE, _SMALL = 0.1, 0.05
 # Examples whose patterns are compared.
 _COMPARED = 32
-# Steps in the wider class at most; the losses at which positions are read, and from which on they
-# can be where steps leave more than the last share of it.
-_WIDER_STEPS, _READ, _READABLE, _LITTLE = 40, 1e-18, 1e-6, 0.5
-# Parameters that the penalty shrinks.
+# Steps in a wider class at most; the loss below which it has found the layer, and steps that leave
+# more than the last share of it are slow.
+_WIDER_STEPS, _READABLE, _LITTLE = 40, 1e-6, 0.5
+# The loss from which on epsilons are freed: before, they would take up what else is wrong.
+_NEAR = 1e-8
+# Parameters that the penalty shrinks. Of a head's matrix between normalised queries and keys it
+# would keep the logits small for long.
 _SHRUNK = ("query", "key", "value", "out")
 
 
+class FoundKind(NamedTuple):
+    """A layer of the kind that was found, and its relative squared error on held-out examples."""
+
+    layer: Layer
+    loss: float
+
+
 def learn_projected(
-    examples: Examples, architecture: Architecture, exact: float, run: Run
+    examples: Examples,
+    architecture: Architecture,
+    exact: float,
+    run: Run,
+    look: Callable[[float], FoundKind | None] = lambda loss: None,
 ) -> Candidate:
     """Attempts, each with more surplus heads and more patience, until one explains held-out
     examples exactly.
 
+    look: asked after the first that does not, with what it leaves, for a kind that explains more;
+    other attempts are spared where that is another kind than asked for.
     Cost: a forward and a backward pass over a batch a step of Adam; some hundred passes over the
     examples a step of Gauss-Newton. Trust: a heuristic.
     """
@@ -65,6 +85,7 @@ def learn_projected(
     problem = make_problem(train, Projected(guess))
     selection = ModelSelection(problem, select, run)
     most = None if architecture.n_heads is None else guess.groups
+    instead: Layer | None = None
     for attempt in range(_ATTEMPTS):
         name = f"attempt {attempt + 1}"
         if not run.checkpoint.begun(name) and (selection.loss < exact or run.is_over()):
@@ -77,12 +98,19 @@ def learn_projected(
         if (1 - _SAME) * before < selection.loss < before:
             break
         run.checkpoint.record(name, 1, now=True)
+        found = look(selection.loss) if attempt == 0 and selection.loss >= exact else None
+        if found is not None and found.layer.architecture == guess:
+            selection.offer(found.layer)
+        elif found is not None:
+            instead = found.layer
+            break
     if selection.layer is None:
         start = Projected(guess).init(np.random.default_rng(run.seed))
         selection.offer(problem.to_layer(start))
         return selection.candidate(Outcome.TIME_LIMIT if run.is_over() else Outcome.NONFINITE)
     late = run.is_over() and selection.loss >= exact
-    return selection.candidate(Outcome.TIME_LIMIT if late else Outcome.FITTED)
+    candidate = selection.candidate(Outcome.TIME_LIMIT if late else Outcome.FITTED)
+    return replace(candidate, instead=instead)
 
 
 def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) -> Layer | None:
@@ -103,7 +131,7 @@ def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) ->
     )
     if not all(np.isfinite(leaf).all() for leaf in student.values()):
         return None
-    patterns = _patterns(kind, student, problem)
+    patterns = compare_patterns(kind, student, problem)
     heads = keep_distinct_heads(wider, student, patterns, alike=_ALIKE, small=_SMALL, most=most)
     run.emit(stage, detail=f"{heads.architecture.heads} of {wider.heads} heads are distinct")
     if most is not None:
@@ -114,20 +142,36 @@ def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) ->
 
 
 def polish_heads(heads: Heads, problem: Problem, run: Run, stage: str) -> Layer:
-    """Descend in the wider class, read positions, and descend in the class that was asked for."""
-    kind = Relaxed(heads.architecture, frees=problem.data.positions is None)
+    """Descend in wider classes, read what they learned, and descend in the class that was asked
+    for where that is not exact."""
     narrow = replace(problem, parametrisation=Projected(heads.architecture))
+    kind = Relaxed(heads.architecture, frees=problem.data.positions is None)
     params: Params = heads.params
     if kind.frees_any:
         wide = replace(problem, parametrisation=kind)
-        params = kind.read(descend_wider(params, wide, run, f"{stage}, positions learned"))
-    found = minimise(_on_device(params), narrow, run, stage=f"{stage}, polish")
-    layer: Layer = narrow.to_layer(found.params)
+        params, loss = descend_wider(kind.relax(params), wide, run, f"{stage}, wider class")
+        if ROUNDING <= loss < _READABLE:
+            kind = replace(kind, frees_sizes=True)
+            wide = replace(problem, parametrisation=kind)
+            params = finish(kind.relax(params), wide, run, f"{stage}, weak directions")
+        params = kind.read(params)
+    params, name = on_device(params), f"{stage}, polish"
+    loss = loss_of(params, narrow)
+    if ROUNDING <= loss < _READABLE and kind.frees_any:  # that reading has left
+        params = finish(params, narrow, run, name)
+    elif not loss < ROUNDING:
+        params = minimise(params, narrow, run, stage=name).params
+    layer: Layer = narrow.to_layer(params)
     return layer
 
 
-def descend_wider(params: Params, problem: Problem, run: Run, stage: str) -> dict[str, Float64]:
-    """Gauss-Newton until positions can be read, or steps gain little."""
+def descend_wider(
+    params: Params, problem: Problem, run: Run, stage: str
+) -> tuple[dict[str, Float64], float]:
+    """Gauss-Newton to rounding, or until steps gain little; and the loss."""
+    kind = problem.parametrisation
+    assert isinstance(kind, Relaxed)
+    enough = _NEAR if replace(kind, frees_sizes=True).sized() else 0.0
     state = init_state(jax.tree.map(lambda leaf: np.asarray(leaf)[None], params))
     loss = float("inf")
     for step in range(_WIDER_STEPS):
@@ -135,10 +179,20 @@ def descend_wider(params: Params, problem: Problem, run: Run, stage: str) -> dic
         state = take_step(state, problem, JOINT)
         loss = float(state.loss[0])
         run.emit(stage, step, loss)
+        if loss < ROUNDING and loss < before / 2:
+            continue  # what is badly conditioned gains even there, and polish would cost more
         slow = _LITTLE * before < loss < _READABLE
-        if loss < _READ or slow or has_converged(state).all() or run.is_over():
+        if slow or loss < enough or has_converged(state).all() or run.is_over():
             break
-    return {name: np.asarray(leaf)[0] for name, leaf in state.params.items()}
+    return {name: np.asarray(leaf)[0] for name, leaf in state.params.items()}, loss
+
+
+def finish(params: Params, problem: Problem, run: Run, stage: str) -> Params:
+    """By steps that begin with J^T J, where it can be formed: biases that meet slow rotations, and
+    epsilons, are hardly seen beside the rest."""
+    if may_form_normal_matrix(problem):
+        return descend_with_normal_matrix(params, problem, run, stage=stage).params
+    return minimise(on_device(params), problem, run, stage=stage).params
 
 
 @in_float64
@@ -165,11 +219,11 @@ def anneal_student(
 
 
 @in_float64
-def _patterns(kind: Projected, params: Params, problem: Problem) -> Float64:
+def compare_patterns(kind: Projected, params: Params, problem: Problem) -> Float64:
     """What heads do on a few examples, zeros where rows pad: (n, k, m, k)."""
     data = in_one_chunk(problem.data, problem.devices)
     few = jax.tree.map(lambda leaf: leaf[:_COMPARED], data)
-    return np.asarray(_attend(_on_device(params), few, kind))
+    return np.asarray(_attend(on_device(params), few, kind))
 
 
 @partial(compiled, static_argnums=2)
@@ -178,7 +232,7 @@ def _attend(params: Params, chunk: Chunk, kind: Projected) -> Float[Array, "b k 
 
 
 @in_float64
-def _on_device(params: Params) -> Params:
+def on_device(params: Params) -> Params:
     return {name: jnp.asarray(leaf) for name, leaf in params.items()}
 
 
