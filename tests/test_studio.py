@@ -311,6 +311,31 @@ print(json.dumps({"kind": "ended", "outcome": "RECOVERED"}))
     assert max(gaps) <= 4 * 500 / runs._PICTURES
 
 
+def test_a_closed_page_is_noticed_before_the_next_message():
+    """Else a long run is written to nobody, and every message of it ends in a complaint."""
+
+    class LongRun:
+        async def follow(self, after):
+            for number in range(1, 4):
+                yield number, "{}"
+
+        def summary(self):
+            return {}
+
+    async def listen():
+        heard = []
+        async for message in server._stream(LongRun(), 0):
+            # As a transport does where the other side has gone: it says so in the loop's next turn.
+            asyncio.get_running_loop().call_soon(heard.append, "gone")
+            heard.append(message.partition(":")[0])
+        return heard
+
+    heard = asyncio.run(listen())
+    messages = [place for place, word in enumerate(heard) if word == "id"]
+    assert len(messages) == 3
+    assert all(heard[place + 1] == "gone" for place in messages)
+
+
 def test_a_stream_goes_on_where_it_was_cut(studio):
     client = studio(SPEAKER)
     client.post("/runs", json={})

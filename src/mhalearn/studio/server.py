@@ -156,10 +156,15 @@ class Answers:
 
 
 async def _stream(run: StudioRun, after: int) -> AsyncIterator[str]:
-    """What a run tells from there on, as server-sent events; the last one is its summary."""
+    """What a run tells from there on, as server-sent events; the last one is its summary.
+
+    Between two messages the server gets a turn, in which it hears of a page that was closed; the
+    rest would be written to nobody, with a complaint for each.
+    """
     yield "retry: 1000\n\n"
     async for number, message in run.follow(after):
         yield f"id: {number}\ndata: {message}\n\n"
+        await asyncio.sleep(0)
     yield f"event: over\ndata: {json.dumps(run.summary())}\n\n"
 
 
