@@ -221,7 +221,7 @@ def test_cards_of_the_phases_light_up_one_after_another(page, address):
 def test_phases_light_up_while_they_run(page):
     page.get_by_role("button", name="The paper's phases", exact=True).click()
     begin_run(page)
-    expect(page.locator("#state")).to_have_text("learning")
+    expect(page.locator("#state")).to_have_text("learning", timeout=MINUTE)
     expect(page.locator(".phase.waiting")).to_have_count(6, timeout=MINUTE)
     expect(page.locator(".phase.lit").first).to_be_visible(timeout=MINUTE)
     assert page.locator("#state").text_content() == "learning"
