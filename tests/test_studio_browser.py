@@ -109,7 +109,7 @@ def test_a_small_layer_is_recovered_while_one_watches(page):
     expect(preset).to_have_attribute("aria-pressed", "true")
     begin_run(page, heads=2, dim=6, tokens=4, examples=200)
     # Live: the true heads are there before anything is learned, and the run can be stopped.
-    expect(page.locator("#state")).to_have_text("learning")
+    expect(page.locator("#state")).to_have_text("learning", timeout=MINUTE)
     expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
     expect(page.locator(".head")).to_have_count(2, timeout=MINUTE)
     expect(page.locator("#chart circle.s1").first).to_be_visible(timeout=MINUTE)
