@@ -9,7 +9,7 @@
     python benchmarks/audit.py table       # what was measured, beside the bars
     python benchmarks/audit.py calibrate   # how often findings of a kind were right
 
-Several studies take turns, so that one which is stopped has some of each. Runs are
+`--fault NAME` leaves the other single faults out. Several studies take turns, so that one which is stopped has some of each. Runs are
 kept in results/audit.json, and made once. Boxes are those of `benchmarks.audited`, which share no
 code with what is audited. Seconds are of the processor, on whatever else ran there.
 """
@@ -342,6 +342,7 @@ def summarise(runs: list[Record]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study", choices=(*STUDIES, "table", "calibrate"), nargs="+")
+    parser.add_argument("--fault", help="of single faults, this one alone")
     parser.add_argument("--out", type=Path, default=RESULTS / "audit.json")
     options = parser.parse_args()
     ledger = Ledger(options.out)
@@ -350,7 +351,8 @@ def main() -> None:
         for study in list(waiting):
             turn = list(islice(waiting[study], TURNS[study]))
             for key, measure in turn:
-                ledger.run(key, measure)
+                if options.fault in (None, key.get("fault")):
+                    ledger.run(key, measure)
             if not turn:
                 del waiting[study]
     summarise(ledger.records)

@@ -59,6 +59,7 @@ class Box:
     idle_keys: int = 0
     joined_as_is: bool = False  # (heads, tokens) read as (tokens, heads)
     over_queries: bool = False
+    adds_tokens: bool = False  # the input is added to the output
     round_values: str | None = None
     accumulate: str | None = None
     precision: str = "float64"
@@ -94,6 +95,8 @@ class Box:
         y = self.rounded(joined @ out)
         if "out_bias" in self.weights:
             y = self.rounded(y + self.rounded(self.weights["out_bias"]))
+        if self.adds_tokens:
+            y = self.rounded(y + tokens)
         return self._hooked("output", y, -1, x)
 
     def _hooked(self, place: str, a: Array, head: int, x: Array) -> Array:

@@ -54,6 +54,10 @@ def _d(box: Box) -> int:
     return int(box.weights["query"].shape[1])
 
 
+def _residual(box: Box) -> Box | None:
+    return box.with_(adds_tokens=True) if box.weights["out"].shape[-1] == _d(box) else None
+
+
 def _rope(change: Callable[[Box], Box]) -> Callable[[Box], Box | None]:
     return lambda box: None if box.frequencies is None else change(box)
 
@@ -366,4 +370,5 @@ PLANTED = (
     Planted("fused-misread", _misread),
     Planted("heads-not-transposed", lambda b: b.with_(joined_as_is=True), said="joined"),
     Planted("softmax-rounded", _fine(_rounded_weights)),
+    Planted("tokens-added", _residual, said="residual path"),
 )

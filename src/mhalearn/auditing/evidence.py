@@ -55,8 +55,7 @@ class Evidence:
         if len(classes) == 1:
             return self.forward.outputs(classes[0][0])
         found = sum(self.forward.outputs(reading, heads) for reading, heads in classes)
-        bias = classes[0][0].params.get("out_bias")
-        return np.asarray(found if bias is None else found + bias)
+        return self.forward.with_beside(classes[0][0], np.asarray(found))
 
     def residual(self, hypothesis: Hypothesis, claimed: Reading) -> Float64:
         rows = self.forward.rows[..., None]

@@ -92,17 +92,21 @@ class Forward:
         return self._kept[key][1]
 
     def outputs(self, reading: Reading, heads: Sequence[int] | None = None) -> Float64:
-        """(b, k, e); of some heads, without the output bias, where they are given."""
+        """(b, k, e); of some heads, without what is added beside, where they are given."""
         mixed, out = self.mixed(reading), self._round(np.asarray(reading.params["out"]))
         if heads is not None:
             mixed, out = mixed[:, list(heads)], out[list(heads)]
         b, m, k, v = mixed.shape
         joined = mixed.transpose(0, 2, 1, 3).reshape(b * k, m * v)
         found = self._round(joined @ out.reshape(m * v, -1)).reshape(b, k, -1)
+        return found if heads is not None else self.with_beside(reading, found)
+
+    def with_beside(self, reading: Reading, outputs: Float64) -> Float64:
+        """Outputs of heads, and what is added to them: a bias, and the tokens on a residual path."""
         bias = reading.params.get("out_bias")
-        if bias is None or heads is not None:
-            return found
-        return self._round(found + self._round(bias))
+        if bias is not None:
+            outputs = self._round(outputs + self._round(bias))
+        return self._round(outputs + self.x) if reading.adds_tokens else outputs
 
     def contributions(self, reading: Reading, onto: Float64) -> Float64:
         """What each head adds to the outputs, times a matrix (e, s): (m, b k, s)."""

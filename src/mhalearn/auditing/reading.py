@@ -64,6 +64,7 @@ class Reading:
     over_queries: bool = False
     rounding: Mapping[str, str] = field(default_factory=dict)  # by "values", "weights", "sum"
     untransposed: str = ""  # heads and tokens reshaped into each other: "split" or "joined"
+    adds_tokens: bool = False  # to the outputs: a residual path
     empty: str = "zero"  # what a row that sees no token gives: "zero" or "uniform"
 
     @property

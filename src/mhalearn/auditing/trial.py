@@ -142,7 +142,7 @@ class Trial:
     def state(self, hypothesis: Hypothesis, claimed: Reading) -> State:
         classes = hypothesis.classes(claimed)
         parts = self._parts(classes)
-        residual = self.labels - parts.sum(0) - self._bias(classes[0][0])
+        residual = self.labels - parts.sum(0) - self._beside(classes[0][0])
         square = float(np.sum(residual**2)) / self.size
         return State(hypothesis, classes, parts, residual, square)
 
@@ -154,7 +154,7 @@ class Trial:
             parts = self._parts(classes)
             if edit.by_head and len(parts) > 1:
                 return self._by_head(state, edit, parts)
-            total = parts.sum(0) + self._bias(classes[0][0])
+            total = parts.sum(0) + self._beside(classes[0][0])
             change = total - (self.labels - state.residual)
             square = float(np.sum((state.residual - change) ** 2)) / self.size
             product = float(np.sum(state.residual * change))
@@ -201,9 +201,11 @@ class Trial:
             return joined[:, self.rows]
         return found[0][:, self.rows]
 
-    def _bias(self, reading: Reading) -> Float64 | float:
-        bias = reading.params.get("out_bias")
-        return 0.0 if bias is None else bias @ self.onto
+    def _beside(self, reading: Reading) -> Float64:
+        """What is added to the heads' outputs."""
+        nothing = np.zeros((*self.forward.x.shape[:2], len(self.onto)))
+        found = self.forward.with_beside(reading, nothing).reshape(len(self.rows), -1)
+        return np.asarray(found[self.rows] @ self.onto)
 
     def suspects(self, state: State) -> tuple[int, ...]:
         """Heads by how much of the residual their output projections explain, the most first."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mhalearn.auditing.catalogue import heads, layouts, masks, norms, rotary, rounding, scale
+from mhalearn.auditing.catalogue import heads, layouts, masks, norms, paths, rotary, rounding, scale
 from mhalearn.auditing.fault import Context, Edit, Fault
 from mhalearn.auditing.reading import Reading
 
@@ -13,6 +13,7 @@ FAULTS: tuple[Fault, ...] = (
     *norms.FAULTS,
     *heads.FAULTS,
     *layouts.FAULTS,
+    *paths.FAULTS,
     *rounding.FAULTS,
 )
 
