@@ -9,9 +9,10 @@
     python benchmarks/audit.py table       # what was measured, beside the bars
     python benchmarks/audit.py calibrate   # how often findings of a kind were right
 
-`--fault NAME` leaves the other single faults out. Several studies take turns, so that one which is stopped has some of each. Runs are
-kept in results/audit.json, and made once. Boxes are those of `benchmarks.audited`, which share no
-code with what is audited. Seconds are of the processor, on whatever else ran there.
+`--fault NAME` leaves the other single faults out. Several studies take turns, so that one which is
+stopped has some of each. Runs are kept in results/audit.json, and made once. Boxes are those of
+`benchmarks.audited`, which share no code with what is audited. Seconds are of the processor, on
+whatever else ran there.
 """
 
 from __future__ import annotations

@@ -341,3 +341,13 @@ def test_examples_of_other_sizes_are_refused() -> None:
     x = np.zeros((2, 3, 5))
     with pytest.raises(ValueError, match="the claimed layer 16 and 16"):
         mha.audit(layer("llama"), mha.Examples(x, x))
+
+
+def test_a_residual_path_is_named_also_beside_another_fault() -> None:
+    claimed = layer("llama")
+    box = box_of(claimed, "float32").with_(adds_tokens=True)
+    found = mha.audit(claimed, box, **SMALL)
+    assert [one.name for one in found.findings] == ["tokens-added"]
+    assert "residual path" in found.findings[0].sentence
+    both = mha.audit(claimed, box.with_(ahead=None), **SMALL)
+    assert {one.name for one in both.findings} == {"tokens-added", "causal-missing"}

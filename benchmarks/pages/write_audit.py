@@ -171,7 +171,7 @@ jobs:
    examples, and compared with the claim head by head.
 8. **Confidence** is how often findings of a kind were right, measured below.
 
-Not done: what lies outside attention (norms before it, residual paths); blocks; int8 steps that
+Not done: what lies outside attention (norms before it); blocks; int8 steps that
 depend on a whole batch, or were calibrated before. Errors are relative root-mean-square errors.
 """
 

@@ -102,7 +102,7 @@ class Forward:
         return found if heads is not None else self.with_beside(reading, found)
 
     def with_beside(self, reading: Reading, outputs: Float64) -> Float64:
-        """Outputs of heads, and what is added to them: a bias, and the tokens on a residual path."""
+        """Outputs of heads with what is added to them: a bias, the tokens on a residual path."""
         bias = reading.params.get("out_bias")
         if bias is not None:
             outputs = self._round(outputs + self._round(bias))
