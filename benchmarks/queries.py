@@ -109,7 +109,11 @@ LINES = {
         teacher(6, 8, out_dim=1), 8, 1e-12, one_scalar, 6, {"max_scalars": 600, "inputs": "cube"}
     ),
     "8 heads, d = 16, scale 6, 64 calls": Line(
-        teacher(8, 16, 6.0), 16, 1e-10, heads=8, options={"max_calls": 64, "plan": "random"}
+        teacher(8, 16, 6.0),
+        16,
+        1e-10,
+        heads=8,
+        options={"max_calls": 64, "plan": "random", "max_seconds": 400.0},
     ),
     "8 heads, d = 16, scale 6, algebra": Line(teacher(8, 16, 6.0), 16, 1e-10),
     "8 heads, d = 16, scale 6, cube": Line(
