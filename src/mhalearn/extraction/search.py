@@ -17,6 +17,7 @@ from mhalearn.estimator import AttentionRegressor
 from mhalearn.extraction.result import Extraction
 from mhalearn.extraction.settings import Settings, Teller
 from mhalearn.judge.solution import Solution
+from mhalearn.layer.base import Layer
 from mhalearn.learners.queries.algebra import find_by_algebra
 from mhalearn.learners.queries.domain import Domain, half_sharp_size, mantissa_unit
 from mhalearn.learners.queries.extension import AlgebraFound
@@ -78,6 +79,7 @@ class Search:
         self._x: Float64
         self._y: NDArray[Any]
         self._spent_on: str | None = None
+        self._estimator: AttentionRegressor | None = None
         self._alike: Float64 | None = None  # heads that only their turns tell apart
         self._begin()
 
@@ -109,6 +111,8 @@ class Search:
             _PLAUSIBLE if algebra is None else algebra.heads.n_heads
         )
         if algebra is not None:
+            where = "by where they turn" if algebra.by_turns else "on a plane"
+            self._teller.found(algebra.heads.n_heads, f"{algebra.heads.n_heads} heads, {where}")
             if algebra.by_turns and algebra.sketch is not None:
                 self._alike = algebra.sketch.theta
             logits = _LOGITS_OF_ALIKE if algebra.by_turns else _LOGITS
@@ -221,7 +225,7 @@ class Search:
 
     def _fit(self, learner: FromAlgebra | None) -> Solution:
         settings, rest = self._settings, self._settings.max_seconds
-        estimator = AttentionRegressor(
+        self._estimator = AttentionRegressor(
             settings.n_heads,
             "newton" if learner is None else learner,
             head_dim=settings.head_dim,
@@ -232,7 +236,15 @@ class Search:
             max_seconds=rest,
             on_event=self._teller.tell,
         )
-        return estimator.fit(self._x, self._y).solution_
+        return self._estimator.fit(self._x, self._y).solution_
+
+    def layer_at_hand(self) -> Layer | None:
+        """As of `AttentionRegressor`, of the fit that is going on."""
+        return None if self._estimator is None else self._estimator.layer_at_hand()
+
+    def best_layer_so_far(self) -> Layer | None:
+        """As of `AttentionRegressor`, of the newest fit."""
+        return None if self._estimator is None else self._estimator.best_layer_so_far()
 
     def _tell(
         self, solution: Solution, algebra: AlgebraFound | None, learner: FromAlgebra | None

@@ -12,6 +12,8 @@ from mhalearn.report.terminal import Progress
 from mhalearn.run.events import Event, Listener
 
 PLANS = ("auto", "algebra", "random")
+# Stages of events: calls that were made, and heads that their answers show.
+ASKING, FOUND = "asking", "heads found"
 
 
 # What makes it matter where in a sequence tokens stand.
@@ -76,8 +78,13 @@ class Teller:
         self.events: list[Event] = []
 
     def asked(self, purpose: str, calls: int) -> None:
-        seconds = time.monotonic() - self._began
-        event = Event("asking", calls, math.nan, seconds, purpose)
+        self._note(ASKING, calls, purpose)
+
+    def found(self, heads: int, where: str) -> None:
+        self._note(FOUND, heads, where)
+
+    def _note(self, stage: str, step: int, detail: str) -> None:
+        event = Event(stage, step, math.nan, time.monotonic() - self._began, detail)
         self.events.append(event)
         self.tell(event)
 

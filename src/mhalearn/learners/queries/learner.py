@@ -56,14 +56,19 @@ class FromAlgebra(Learner):
     def _learn(self, x: Float64, y: Float64, run: Run) -> tuple[Sketch, float] | None:
         """The layer and its loss; None where what algebra found leads to none."""
         if self._found.rows is not None:
-            sketch, loss = fit_narrow_heads(x, y, self._found.rows)
-            run.emit("narrow heads, one by one", loss=loss)
-            return (sketch, loss) if loss < _NEAR else None
-        assert self._found.sketch is not None
-        rows = plain_rows(x, y)
-        theta, loss = fit_attention(self._found.sketch.theta, self._found.sketch.w, rows)
-        run.emit("attention, W known", loss=loss)
+            narrow, loss = fit_narrow_heads(x, y, self._found.rows)
+            _show(run, "narrow heads, one by one", narrow, loss)
+            return (narrow, loss) if loss < _NEAR else None
+        sketch, rows = self._found.sketch, plain_rows(x, y)
+        assert sketch is not None
+        _show(run, "sketch by algebra", sketch)
+        theta, loss = fit_attention(sketch.theta, sketch.w, rows)
+        _show(run, "attention, W known", Sketch(theta, sketch.w), loss)
         if loss >= _NEAR:
             return None
         theta, w, loss = fit_together(theta, rows)
         return Sketch(theta, w), loss
+
+
+def _show(run: Run, stage: str, sketch: Sketch, loss: float = float("nan")) -> None:
+    run.emit(stage, loss=loss, at_hand=lambda: AttentionLayer(*sketch))
