@@ -167,7 +167,16 @@ LINES |= {
     )
     for name, kind in DECODERS.items()
 }
-SECONDS = 120.0
+# A box that gives what heads write, m r numbers a row: all outputs of narrow heads lie in as many
+# dimensions, and a box that answers with more of them sends more numbers for the same calls.
+RANKS = [(1, 32), (2, 32), (4, 32), (8, 32), (4, 16), (4, 48), (4, 64)]
+LINES |= {
+    f"4 heads of rank {r}, d = {d}": Line(
+        teacher(4, d, head_dim=r, out_dim=4 * r), d, 1e-12, options={"head_dim": r}
+    )
+    for r, d in RANKS
+}
+SECONDS = 240.0
 
 
 def measure(line: Line, seed: int) -> Record:

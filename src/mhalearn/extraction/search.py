@@ -21,7 +21,7 @@ from mhalearn.layer.base import Layer
 from mhalearn.learners.queries.algebra import find_by_algebra
 from mhalearn.learners.queries.domain import Domain, half_sharp_size, mantissa_unit
 from mhalearn.learners.queries.extension import AlgebraFound
-from mhalearn.learners.queries.learner import FromAlgebra
+from mhalearn.learners.queries.learner import FromAlgebra, NeedsMore
 from mhalearn.learners.queries.session import BudgetSpent, Session
 from mhalearn.learners.queries.turns import draw_at_turns
 from mhalearn.run.outcome import Outcome
@@ -35,8 +35,8 @@ _RATIO, _RATIO_OF_COARSE, _RATIO_OF_ALGEBRA = 3.0, 8.0, 1.6
 # The same of narrow heads, each of which is learned on its own; and of heads held by their
 # projections, which are found among surplus ones.
 _RATIO_OF_NARROW, _RATIO_OF_PROJECTED = 2.1, 20.0
-# Fits, each from twice the sequences of the one before.
-_ROUNDS = 3
+# Fits, and sequences of each over those of the one before; of narrow heads, a few are enough.
+_ROUNDS, _MORE, _MORE_OF_NARROW = 3, 2.0, 1.6
 # Logits of random tokens, about, where the size of Theta is known.
 _LOGITS = 1.5
 # The same where heads write alike: small logits show little but their sum.
@@ -120,14 +120,20 @@ class Search:
         elif self._domain.is_continuous:
             self._choose_size()
         ratio, solution = self._first_ratio(algebra), None
-        for _ in range(_ROUNDS):
+        for round_ in range(_ROUNDS):
             more = self._ask_up_to(heads, ratio)
             if solution is not None and not more:
                 break
-            solution = self._fit(learner)
+            if learner is not None and algebra is not None and algebra.rows is not None:
+                learner.last_resort = round_ == _ROUNDS - 1 or self._spent_on is not None
+            try:
+                solution = self._fit(learner)
+            except NeedsMore:
+                ratio *= _MORE_OF_NARROW
+                continue
             if self._spent_on is not None or not _wants_more(solution):
                 break
-            ratio *= 2
+            ratio *= _MORE if algebra is None or algebra.rows is None else _MORE_OF_NARROW
         assert solution is not None
         return self._tell(solution, algebra, learner)
 
@@ -154,6 +160,7 @@ class Search:
                 self._settings.seed,
                 self._settings.known_heads,
                 self._settings.head_dim,
+                causal=self._settings.causal,
             )
         except BudgetSpent as spent:
             self._spent_on = spent.purpose
@@ -173,8 +180,8 @@ class Search:
         settings = self._settings
         if not self._domain.is_continuous:
             return "tokens of a cube or a vocabulary cannot be moved along a plane"
-        if settings.bias or settings.causal or settings.kinds:
-            return "it knows heads of one Theta and one W each, without biases and masks"
+        if settings.bias or settings.kinds:
+            return "it knows heads of one Theta and one W each, without biases"
         if self._k < 4:
             return "it asks about sequences of at least four tokens"
         if self._session.rows == "last":

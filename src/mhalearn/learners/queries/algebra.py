@@ -39,6 +39,8 @@ def find_by_algebra(
     seed: int,
     n_heads: int | None,
     head_dim: int | None = None,
+    *,
+    causal: bool = False,
 ) -> AlgebraFound | None:
     """Ask about planes until one shows the heads, then about tokens off it; None where none does.
 
@@ -48,7 +50,7 @@ def find_by_algebra(
     rng = generator(seed, Stream.QUERIES)
     for planes in range(1, _PLANES + 1):  # noqa: B007
         u, v = (draw_direction(rng, domain.d) for _ in range(2))
-        calls = design_plane(u, v, k, _PLANE_CALLS)
+        calls = design_plane(u, v, k, _PLANE_CALLS, causal=causal)
         scale = domain.fit(calls.tokens)
         calls = calls._replace(gain=calls.gain * scale)
         answers = session.ask(calls.tokens, PLANE).astype(np.float64)
@@ -56,6 +58,8 @@ def find_by_algebra(
         if heads is not None and heads.residual < _EXACT:
             break
         if heads is None or heads.residual > HOPELESS:
+            if causal:  # turns are looked for without a mask
+                return None
             return find_by_turns(session, domain, k, rng, n_heads)
     else:
         return None

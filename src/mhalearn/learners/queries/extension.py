@@ -116,7 +116,7 @@ def solve_moves(heads: PlaneHeads, calls: ExtensionCalls, answers: Float64) -> M
     m, e = heads.images.shape
     gain, alpha = plane.gain[:, None], plane.alpha[:, None]
     z = gain**2 * (alpha * heads.p[:, None, None] + t * heads.s[:, None, None])  # (m, n, k)
-    means, weights = mean_under_softmax(z, t[:, None, :])  # (m, n, r), (m, n, r, j)
+    means, weights = mean_under_softmax(z, t[:, None, :], plane.causal)  # (m, n, r), (m, n, r, j)
     base = (gain * alpha)[..., None] * heads.shift + np.einsum(
         "mnr,me->nre", gain * means, heads.images
     )

@@ -19,15 +19,20 @@ from mhalearn.learners.registry import DEFAULT
 from mhalearn.run.outcome import Candidate
 from mhalearn.run.run import Run
 
-# Loss up to which heads are worth polishing.
-_NEAR = 0.05
+# Loss up to which heads are worth polishing, and to which a narrow head has been found.
+_NEAR, _FOUND = 0.05, 1e-3
+
+
+class NeedsMore(Exception):
+    """What algebra found leads to no layer from so few sequences."""
 
 
 class FromAlgebra(Learner):
     """Attention from a sketch with its W, or narrow heads one by one, for one run: what algebra
     found is of what one box answered.
 
-    fell_back: whether random starts had to be made.
+    last_resort: whether to make random starts where what was found leads to no layer, or to raise
+    NeedsMore: from more sequences it may. fell_back: whether any were made.
     """
 
     name = "queries"
@@ -36,6 +41,7 @@ class FromAlgebra(Learner):
 
     def __init__(self, found: AlgebraFound) -> None:
         self._found = found
+        self.last_resort = True
         self.fell_back = False
 
     def learn(
@@ -44,22 +50,27 @@ class FromAlgebra(Learner):
         x, y, _ = (part if part is None else part.astype(np.float64) for part in examples.arrays())
         assert x is not None
         assert y is not None
-        learned = self._learn(x, y, run)
+        causal = architecture.causal
+        learned = self._learn(x, y, run, causal=causal)
         if learned is not None:
             (theta, w), loss = learned
-            layer = AttentionLayer(theta, w)
+            layer = AttentionLayer(theta, w, causal=causal)
             run.keep(layer, loss)
             return Candidate(layer, loss=loss)
+        if not self.last_resort:
+            raise NeedsMore
         self.fell_back = True
         return DEFAULT.learn(examples, architecture, run, NewtonOptions())
 
-    def _learn(self, x: Float64, y: Float64, run: Run) -> tuple[Sketch, float] | None:
+    def _learn(
+        self, x: Float64, y: Float64, run: Run, *, causal: bool
+    ) -> tuple[Sketch, float] | None:
         """The layer and its loss; None where what algebra found leads to none."""
         if self._found.rows is not None:
-            narrow, loss = fit_narrow_heads(x, y, self._found.rows)
+            narrow, loss = fit_narrow_heads(x, y, self._found.rows, causal=causal)
             _show(run, "narrow heads, one by one", narrow, loss)
-            return (narrow, loss) if loss < _NEAR else None
-        sketch, rows = self._found.sketch, plain_rows(x, y)
+            return (narrow, loss) if loss < _FOUND else None
+        sketch, rows = self._found.sketch, plain_rows(x, y, causal=causal)
         assert sketch is not None
         _show(run, "sketch by algebra", sketch)
         theta, loss = fit_attention(sketch.theta, sketch.w, rows)
