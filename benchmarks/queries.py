@@ -11,7 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,11 @@ def causal(m: int, d: int) -> Teacher:
     return make
 
 
+def decoder(**kind: Any) -> Teacher:
+    """Four heads of 8 at d = 32, as decoders have them."""
+    return lambda seed: mha.random_layer(4, 32, head_dim=8, seed=seed, **kind)
+
+
 def parity(m: int, d: int) -> Teacher:
     return lambda seed: mha.hard_layer("parity", n_heads=m, d=d, seed=seed)[0]
 
@@ -104,7 +109,11 @@ LINES = {
         teacher(6, 8, out_dim=1), 8, 1e-12, one_scalar, 6, {"max_scalars": 600, "inputs": "cube"}
     ),
     "8 heads, d = 16, scale 6, 64 calls": Line(
-        teacher(8, 16, 6.0), 16, 1e-10, heads=8, options={"max_calls": 64, "plan": "random"}
+        teacher(8, 16, 6.0),
+        16,
+        1e-10,
+        heads=8,
+        options={"max_calls": 64, "plan": "random", "max_seconds": 400.0},
     ),
     "8 heads, d = 16, scale 6, algebra": Line(teacher(8, 16, 6.0), 16, 1e-10),
     "8 heads, d = 16, scale 6, cube": Line(
@@ -133,7 +142,41 @@ LINES |= {
     )
     for m in (4, 6)
 }
-SECONDS = 120.0
+# At most three times the counting limit of calls; and a minute.
+NARROW = {"head_dim": 8, "max_calls": 90, "max_seconds": 60.0}
+LINES |= {
+    "8 heads of 8, d = 64": Line(teacher(8, 64, head_dim=8), 64, 1e-12, options=NARROW),
+    "8 heads of 8, d = 64, random": Line(
+        teacher(8, 64, head_dim=8), 64, 1e-12, heads=8, options=NARROW | {"plan": "random"}
+    ),
+}
+# 16 tokens: shorter sequences hardly show the slowest of four frequencies.
+DECODERS: dict[str, dict[str, Any]] = {
+    "rotary, causal": {"causal": True, "rope": mha.Rope(base=1e4)},
+    "rotary, 2 groups, causal": {"causal": True, "rope": mha.Rope(base=1e4), "kv_heads": 2},
+    "2 groups": {"kv_heads": 2},
+    "causal": {"causal": True},
+}
+LINES |= {
+    f"4 heads of 8, d = 32, {name}": Line(
+        decoder(**kind),
+        32,
+        1e-10,
+        heads=4,
+        options=kind | {"head_dim": 8, "max_length": 16, "max_seconds": 240.0},
+    )
+    for name, kind in DECODERS.items()
+}
+# A box that gives what heads write, m r numbers a row: all outputs of narrow heads lie in as many
+# dimensions, and a box that answers with more of them sends more numbers for the same calls.
+RANKS = [(1, 32), (2, 32), (4, 32), (8, 32), (4, 16), (4, 48), (4, 64)]
+LINES |= {
+    f"4 heads of rank {r}, d = {d}": Line(
+        teacher(4, d, head_dim=r, out_dim=4 * r), d, 1e-12, options={"head_dim": r}
+    )
+    for r, d in RANKS
+}
+SECONDS = 240.0
 
 
 def measure(line: Line, seed: int) -> Record:
@@ -158,11 +201,19 @@ def measure(line: Line, seed: int) -> Record:
         "tokens": found.tokens,
         "scalars": found.scalars,
         "random_starts": found.random_starts,
+        "over_limit": found.calls / limit(truth, line, found),
         "condition": None if found.algebra is None else found.algebra.heads.condition,
         "over_bound": bound_ratio(found, truth),
         "seconds": time.monotonic() - began,
         "processor_seconds": time.process_time() - cpu,
     }
+
+
+def limit(truth: Any, line: Line, found: mha.Extraction) -> float:
+    """Calls of that length below which no method can determine a layer of the class asked for."""
+    assert found.asked is not None
+    asked = replace(truth.architecture, head_dim=line.options.get("head_dim"))
+    return asked.counting_limit(found.asked.k)
 
 
 def bound_ratio(found: mha.Extraction, truth: Any) -> float | None:

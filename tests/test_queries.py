@@ -2,13 +2,20 @@
 
 import numpy as np
 import pytest
+from scipy.optimize import check_grad
 
 import mhalearn as mha
 from mhalearn.data import box as boxes
 from mhalearn.data.box import BoxFailed
 from mhalearn.learners.queries.domain import mantissa_unit
-from mhalearn.learners.queries.extension import count_extension_calls, design_extension, extend
+from mhalearn.learners.queries.extension import (
+    count_extension_calls,
+    design_extension,
+    extend,
+    find_row_spaces,
+)
 from mhalearn.learners.queries.forms import AnyBox
+from mhalearn.learners.queries.narrow_heads import _Task, fit_narrow_head, split_answers
 from mhalearn.learners.queries.plane import design_plane, find_heads_in_plane
 from mhalearn.learners.queries.pursuit import Pursuit, coordinates
 from mhalearn.learners.queries.session import Budget, BudgetSpent, Session
@@ -41,6 +48,54 @@ def test_a_plane_shows_the_heads_and_how_many_there_are(scale):
     )
 
 
+def test_a_plane_shows_the_heads_of_a_causal_layer_too():
+    layer = mha.AttentionLayer(LAYER.theta, LAYER.w, causal=True)
+    u, v = np.random.default_rng(0).standard_normal((2, 5))
+    calls = design_plane(u, v, 8, 4, causal=True)
+    found = find_heads_in_plane(calls, layer(calls.tokens), 1e-16)
+    assert found.residual < 1e-11
+    true = np.einsum("d,mde,e->m", u, layer.theta, v)
+    np.testing.assert_allclose(np.sort(found.p), np.sort(true), rtol=1e-7)
+
+
+def test_tokens_off_the_plane_in_few_dimensions_show_the_spaces_that_heads_write_to():
+    layer = mha.random_layer(n_heads=3, d=10, head_dim=2, scale=2.0, seed=4)
+    calls = plane_of(layer)
+    heads = find_heads_in_plane(calls, layer(calls.tokens), 1e-16)
+    basis = np.random.default_rng(5).standard_normal((2, 10))
+    count = count_extension_calls(3, 2, 8)
+    asked = design_extension(calls, 1.0, count, 1e-7, np.random.default_rng(3), basis)
+    assert asked.tokens.shape == (count, 8, 10)
+    rows = find_row_spaces(heads, asked, layer(asked.tokens), 2)
+    order = np.argsort(np.argsort(heads.p))
+    true = np.argsort(np.einsum("d,mde,e->m", calls.u, layer.theta, calls.v))
+    for space, w in zip(rows, layer.w[true][order], strict=True):
+        outside = w - w @ space.T @ space
+        assert np.linalg.norm(outside) < 1e-4 * np.linalg.norm(w)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_narrow_head_is_learned_from_what_it_wrote(causal):
+    rng = np.random.default_rng(0)
+    layer = mha.random_layer(n_heads=1, d=10, head_dim=2, scale=2.0, seed=6)
+    layer = mha.AttentionLayer(layer.theta, layer.w, causal=causal)
+    x = rng.standard_normal((40, 6, 10))
+    space = np.linalg.svd(layer.w[0])[2][:2]
+    written = split_answers(layer(x), space[None])[:, :, 0]
+    found = fit_narrow_head(x, written, causal=causal)
+    assert found.loss < 1e-5
+    assert np.linalg.norm(found.theta - layer.theta[0]) < 0.02 * np.linalg.norm(layer.theta[0])
+    assert np.linalg.matrix_rank(found.theta, 1e-8) == 2
+
+
+def test_the_gradient_of_a_narrow_head_is_that_of_its_objective():
+    rng = np.random.default_rng(1)
+    x, y, flat = rng.standard_normal((3, 4, 5)), rng.standard_normal((3, 4, 2)), rng.random(40)
+    task = _Task(x, y, np.tri(4, dtype=bool))
+    value, slope = (lambda f, i=i: task.objective(f, 0.1)[i] for i in (0, 1))
+    assert check_grad(value, slope, flat) < 1e-5
+
+
 def test_heads_off_the_plane_follow_linearly():
     """The error is first order in how far tokens go off it."""
     calls = plane_of(LAYER)
@@ -67,6 +122,28 @@ def test_a_layer_is_extracted_without_random_starts():
     assert not found.random_starts
     assert found.calls == sum(step.calls for step in found.plan) <= 40
     assert (found.tokens, found.scalars) == (8 * found.calls, 40 * found.calls)
+
+
+@pytest.mark.slow
+def test_narrow_heads_take_calls_as_their_rank_is():
+    """Each is learned on its own; heads are counted, and no start is random."""
+    layer = mha.random_layer(n_heads=3, d=12, head_dim=2, scale=2.0, seed=2)
+    found = mha.extract(layer, 12, head_dim=2)
+    assert found.outcome is mha.Outcome.RECOVERED, found.reason
+    assert found.layer.n_heads == 3
+    assert not found.random_starts
+    assert mha.compare(found.layer, layer).max_error < 1e-12
+    off = {step.purpose: step.calls for step in found.plan}["spaces that heads write to"]
+    assert off == count_extension_calls(3, 2, 8) < count_extension_calls(3, 12, 8) / 5
+
+
+@pytest.mark.slow
+def test_heads_as_decoders_have_them_are_extracted():
+    kind = {"head_dim": 4, "causal": True, "rope": mha.Rope(base=100.0), "kv_heads": 1}
+    layer = mha.random_layer(2, 6, seed=3, **kind)
+    found = mha.extract(layer, 6, 2, max_length=6, **kind)
+    assert found.outcome is mha.Outcome.RECOVERED, found.reason
+    assert mha.compare(found.layer, layer).max_error < 1e-9
 
 
 @pytest.mark.parametrize("kind", ["parity", "more heads than outputs"])
@@ -222,12 +299,22 @@ def test_a_box_that_is_no_layer_is_not_recovered():
         ({"inputs": -1.0}, "positive"),
         ({"max_calls": 0}, "max_calls"),
         ({"plan": "algebra", "inputs": "cube"}, "plan='auto'"),
+        ({"rope": mha.Rope()}, "pass both"),
+        ({"n_heads": "many"}, "an integer or 'auto'"),
+        ({"n_heads": 2, "head_dim": 9}, "rank at most"),
     ],
 )
 def test_mistakes_are_told_in_one_line(mistake, said):
     with pytest.raises(ValueError, match=said) as error:
         mha.extract(LAYER, 5, **mistake)
     assert "\n" not in str(error.value)
+
+
+def test_a_last_row_with_positions_before_and_after_it_is_refused():
+    kind = {"head_dim": 4, "rope": mha.Rope(base=100.0)}
+    layer = mha.random_layer(2, 6, seed=3, **kind)
+    with pytest.raises(ValueError, match="must be causal"):
+        mha.extract(lambda x: layer(x)[:, -1], 6, 2, **kind)
 
 
 def test_a_box_must_answer_in_a_known_shape():

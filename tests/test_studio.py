@@ -110,6 +110,7 @@ def test_numbers_have_bounds_and_beyond_them_one_line(name):
         ({"method": "magic"}, "choose one of newton"),
         ({"inputs": "x" * 1000}, "choose one of boolean"),
         ({"method": "adam", "count_heads": True}, "must be told the number of heads"),
+        ({"method": "adam", "ask": True}, "adam cannot choose examples"),
         ({"data": 3}, "drop it on the page once more"),
         ({"causal": True}, "for a file of your own"),
         ({"examples": 50_000, "dim": 32, "tokens": 16}, "choose at most 19531 examples"),
@@ -501,6 +502,26 @@ def test_the_worker_learns_tells_and_reports(tmp_path):
     assert told[-1]["outcome"] == "RECOVERED"
     assert told[-1]["max_error"] < 1e-12
     assert "RECOVERED" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_box_is_asked_and_the_account_is_told(tmp_path):
+    """Calls spent, what for, and heads found, within what may be asked."""
+    told = []
+    wish = Wish(2, 4, 8, examples=24, inputs="gaussian", count_heads=True, ask=True)
+    worker.make_run(wish, tmp_path / "report.html", told.append, {}).learn()
+    json.dumps(told, allow_nan=False)
+    accounts = [message for message in told if message["kind"] == "asked"]
+    calls = [account["calls"] for account in accounts]
+    assert calls == sorted(calls)
+    assert calls[-1] <= 24 == accounts[-1]["most"]
+    assert calls[-1] == sum(count for _, count in accounts[-1]["steps"])
+    assert accounts[-1]["scalars"] == 8 * 4 * calls[-1]
+    assert [accounts[0]["heads"], accounts[-1]["heads"]] == [None, 2]
+    kinds = [message["kind"] for message in told]
+    assert all(0 < account["at"] <= kinds.count("event") for account in accounts)
+    assert told[-1]["outcome"] == "RECOVERED"
+    assert told[-1]["max_error"] < 1e-12
 
 
 @pytest.mark.slow

@@ -140,6 +140,21 @@ def test_a_small_layer_is_recovered_while_one_watches(page):
     expect(page.locator(".track i.tiny")).to_have_count(4)
 
 
+def test_a_box_is_asked_while_one_watches(page):
+    page.get_by_role("button", name="Ask a box", exact=True).click()
+    expect(page.locator("#ask_box")).to_be_checked()
+    before = page.locator("#run-heading").text_content()
+    page.get_by_role("button", name="Learn it").click()
+    expect(page.locator("#run-heading")).not_to_have_text(before)
+    expect(page.locator("#state")).to_have_text("RECOVERED", timeout=MINUTE)
+    expect(page.locator("#asked-calls")).to_contain_text("40 of at most 40 calls")
+    expect(page.locator("#asked-heads")).to_have_text("6 heads found.")
+    expect(page.get_by_role("row", name=re.compile("heads on a plane 4"))).to_be_visible()
+    go_to(page, 1)
+    expect(page.locator("#asked-calls")).to_contain_text("1 of at most 40 calls")
+    expect(page.locator("#asked-heads")).to_have_text("No heads found yet.")
+
+
 def pixels(page, which):
     """What a canvas shows, as numbers."""
     script = """canvas => {

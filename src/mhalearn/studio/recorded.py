@@ -19,16 +19,20 @@ from mhalearn.studio.request import PRESETS
 PAGE = Path(__file__).parent / "page"
 RECORDED = PAGE / "recorded"
 # Files, in the order the page lists them, and the settings they show.
-_RUNS = {"1-three-heads.json": "Three heads", "2-phases.json": "The paper's phases"}
+_RUNS = {
+    "1-three-heads.json": "Three heads",
+    "2-phases.json": "The paper's phases",
+    "3-ask.json": "Ask a box",
+}
 
 
 def record(name: str) -> dict[str, Any]:
     """A run of these settings, with all it told."""
-    from mhalearn.studio.worker import Learning  # brings the numerics, which the page needs not
+    from mhalearn.studio.worker import make_run  # brings the numerics, which the page needs not
 
     wish, told, began = PRESETS[name], list[dict[str, Any]](), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        Learning(wish, Path(folder) / "report.html", told.append).learn()
+        make_run(wish, Path(folder) / "report.html", told.append, {}).learn()
     return {
         "title": f"Example, {name[0].lower()}{name[1:]}",
         "wish": dataclasses.asdict(wish),

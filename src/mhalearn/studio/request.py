@@ -67,6 +67,7 @@ class Wish:
     inputs: str = "boolean"
     method: str = DEFAULT.name
     count_heads: bool = False  # the learner is not told how many heads there are
+    ask: bool = False  # the learner chooses what the layer is asked; examples: at most so many
     seed: int = 0
     seconds: float = 60.0
     data: int = 0
@@ -81,6 +82,7 @@ PRESETS = {
     "The paper's phases": Wish(2, 8, 3, 4.0, examples=20_000, method="sculpt", seconds=120.0),
     "Adam instead": Wish(method="adam"),
     "How many heads?": Wish(heads=2, dim=8, examples=300, count_heads=True),
+    "Ask a box": Wish(6, 8, examples=40, inputs="gaussian", count_heads=True, ask=True),
     "Noisy labels": Wish(heads=2, dim=8, noise=0.05, examples=200, seconds=120.0),
     "Too few examples": Wish(examples=10),
 }
@@ -140,6 +142,9 @@ def read_wish(asked: Any, limits: Limits, find: Callable[[int], Sizes | None] = 
         )
     _check_choice("method", wish.method, list_methods())
     _check_choice("inputs", wish.inputs, INPUTS)
+    if wish.ask and (wish.data or wish.method != DEFAULT.name):
+        why = "a file answers nothing" if wish.data else f"{wish.method} cannot choose examples"
+        raise ValueError(f"ask is for a hidden layer and method {DEFAULT.name}: {why}")
     counting = [learner.name for learner in list_learners() if learner.counts_heads]
     if wish.count_heads and wish.method not in counting:
         raise ValueError(

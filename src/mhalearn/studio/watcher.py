@@ -39,6 +39,11 @@ class LayerWatcher:
         self._best: mha.AttentionLayer | None = None
         self._looked = False
 
+    @property
+    def moment(self) -> int:
+        """How many events were told."""
+        return self._messages
+
     def on_event(self, event: mha.Event) -> None:
         """Tell an event. Beyond many, only every half second, unless it says something."""
         self.events.append(event)

@@ -4,6 +4,11 @@ import re
 
 # Of the first pattern that fits, the words: a stage may be named "round 2, hop 3, free".
 _STAGES = (
+    (r"asking", "asks the box about sequences, for what is said here"),
+    (r"heads found", "algebra on what was answered shows how many heads there are"),
+    (r"sketch by algebra", "all W, and the rows and columns of Θ that the calls have told"),
+    (r"narrow heads", "one descent a head, on what lies in the space that it writes to"),
+    (r"w known", "attention alone, by Gauss-Newton: the calls have told all W"),
     (r"phase 1", "how inputs and labels correlate shows the sum of all projections W, roughly"),
     (r"phase [24].*certif", "looks for rows on which all heads attend alike"),
     (r"phase [24]", "cuts out a convex body around all Θ with the conditions of these rows"),

@@ -47,7 +47,7 @@ def run_worker(arguments: list[str]) -> None:
         files = {
             name: Path(path) for name, path in json.loads("".join(arguments[1:2]) or "{}").items()
         }
-        run = Learning(wish, Path(arguments[0]), tell, files)
+        run = make_run(wish, Path(arguments[0]), tell, files)
         threading.Thread(target=_heed_the_server, args=[run.stop], daemon=True).start()
         with contextlib.suppress(AttributeError, OSError):
             os.nice(10)  # whoever watches comes first
@@ -59,6 +59,15 @@ def run_worker(arguments: list[str]) -> None:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         tell({"kind": "failed", "reason": "out of memory: choose fewer examples, or a smaller one"})
+
+
+def make_run(wish: Wish, report: Path, tell: Tell, files: dict[str, Path]) -> Learning:
+    """From examples, or by asking."""
+    if not wish.ask:
+        return Learning(wish, report, tell, files)
+    from mhalearn.studio.asking import Asking
+
+    return Asking(wish, report, tell)
 
 
 class Learning:
@@ -92,10 +101,14 @@ class Learning:
 
     def learn(self) -> None:
         self._begin()
-        self._estimator.set_params(on_event=self._watcher.on_event).fit(self._examples)
+        solution = self._solve()
         with self._floor:
-            self._end(self._estimator.solution_)
+            self._end(solution)
             self._has_ended = True
+
+    def _solve(self) -> mha.Solution:
+        self._estimator.set_params(on_event=self._watcher.on_event).fit(self._examples)
+        return self._estimator.solution_
 
     def stop(self, why: str) -> None:
         """Report the best layer so far, from another thread: the learner may be compiling.

@@ -21,7 +21,7 @@ _STALLED = 0.9
 _TOGETHER, _LIGHT, _EXACT = 10, 1e-6, 1e-28
 
 
-def plain_rows(tokens: Float64, labels: Float64) -> Rows:
+def plain_rows(tokens: Float64, labels: Float64, *, causal: bool = False) -> Rows:
     """Whole sequences (n, k, d) and labels (n, k, e) as rows of the host's solver."""
     n, k, d = tokens.shape
     return Rows(
@@ -30,7 +30,7 @@ def plain_rows(tokens: Float64, labels: Float64) -> Rows:
         labels.reshape(n * k, -1),
         np.zeros((n * k, 0)),
         np.ones((n * k, 1)),
-        None,
+        ~np.tri(k, dtype=bool)[None, :, None] if causal else None,
     )
 
 

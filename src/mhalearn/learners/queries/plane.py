@@ -9,7 +9,7 @@ With f the mean of the t_j under these weights, row r is
 all rows of all calls, one below the other, are a matrix whose columns are combinations of the
 heads' feature vectors phi(p_i, s_i) = (g f(z_ri))_r. Its rank is the number of heads, and the heads
 are the points (p, s) whose phi lies in its column space: a search in two dimensions, which a grid
-settles.
+settles. Under a causal mask row r averages t_0..t_r alone, and nothing else changes.
 Source: ours; the search is that of MUSIC (Schmidt 1986) in array processing.
 """
 
@@ -40,13 +40,14 @@ _SAME = 1e-3
 
 
 class PlaneCalls(NamedTuple):
-    """The calls of a plane: g (alpha u + t_j v)."""
+    """The calls of a plane: g (alpha u + t_j v). causal: rows see no later token."""
 
     u: Float64  # (d,)
     v: Float64
     alpha: Float64  # (calls,)
     gain: Float64
     t: Float64  # (k,)
+    causal: bool = False
 
     @property
     def tokens(self) -> Float64:
@@ -61,7 +62,7 @@ class PlaneCalls(NamedTuple):
 
     def features(self, p: Float64, s: Float64) -> Float64:
         """phi of points (...,): (..., calls k)."""
-        means = mean_under_softmax(self.slopes(p, s), self.t)[0]
+        means = mean_under_softmax(self.slopes(p, s), self.t, self.causal)[0]
         return (self.gain[:, None] * means).reshape(*p.shape, -1)
 
     @property
@@ -70,9 +71,13 @@ class PlaneCalls(NamedTuple):
         return np.repeat(self.gain * self.alpha, len(self.t))
 
 
-def mean_under_softmax(z: Float64, t: Float64) -> tuple[Float64, Float64]:
-    """Mean of the t_j under softmax_j(z t_j), and the weights (..., k)."""
+def mean_under_softmax(z: Float64, t: Float64, causal: bool = False) -> tuple[Float64, Float64]:
+    """Mean of the t_j under softmax_j(z t_j), and the weights (..., k).
+
+    causal: the last axis of z is that of rows, and row r averages t_0..t_r."""
     logits = z[..., None] * t
+    if causal:
+        logits = np.where(np.tri(z.shape[-1], dtype=bool), logits, -np.inf)
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     return np.sum(weights * t, axis=-1), weights
@@ -99,13 +104,20 @@ class PlaneHeads:
         return len(self.p)
 
 
-def design_plane(u: Float64, v: Float64, k: int, calls: int, scale: float = 1.0) -> PlaneCalls:
-    """Calls with tokens in the plane of u and v. scale: of their gains."""
+def design_plane(
+    u: Float64, v: Float64, k: int, calls: int, scale: float = 1.0, *, causal: bool = False
+) -> PlaneCalls:
+    """Calls with tokens in the plane of u and v. scale: of their gains.
+
+    causal: ends come first, so that early rows, which see few tokens, see different ones."""
     places = np.arange(calls) % len(_ALPHAS)
     again = 1.3 ** (np.arange(calls) // len(_ALPHAS))
     t = np.linspace(-_REACH, _REACH, k)
     t = t + _UNEVEN * np.cos(3.0 * np.arange(k)) * (_REACH if k > 2 else 0.0)
-    return PlaneCalls(u, v, np.array(_ALPHAS)[places], scale * np.array(_GAINS)[places] * again, t)
+    if causal:
+        t = np.stack([t, t[::-1]], axis=1).ravel()[:k]
+    gain = scale * np.array(_GAINS)[places] * again
+    return PlaneCalls(u, v, np.array(_ALPHAS)[places], gain, t, causal)
 
 
 def find_heads_in_plane(

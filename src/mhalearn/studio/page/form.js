@@ -31,7 +31,7 @@ function asked() {
   const wish = { method: form.elements.method.value, count_heads: form.elements.count_heads.checked };
   for (const name of fields()) wish[name] = form.elements[name].value.trim() === "" ? null : Number(form.elements[name].value);
   for (const name of flags) wish[name] = data !== null && form.elements[name].checked;
-  return data ? { ...wish, data: data.number } : { ...wish, data: 0, inputs: form.elements.inputs.value };
+  return data ? { ...wish, data: data.number, ask: false } : { ...wish, data: 0, ask: form.elements.ask.checked, inputs: form.elements.inputs.value };
 }
 
 const fields = () => numbers.filter((name) => !data || !ofDrawn.includes(name));

@@ -21,7 +21,7 @@ export const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 export function described(wish, data) {
   const noise = wish.noise > 0 && !data ? `, noise ${wish.noise}` : "";
   const heads = wish.count_heads && data ? "any number of heads" : plural(wish.heads, "head");
-  return `${data ? `${data.name}: ` : ""}${heads}, d = ${wish.dim}, ${wish.tokens} tokens, ${plural(wish.examples, "example")}${noise}`;
+  return `${data ? `${data.name}: ` : ""}${heads}, d = ${wish.dim}, ${wish.tokens} tokens, ${wish.ask ? `at most ${plural(wish.examples, "call")}` : plural(wish.examples, "example")}${noise}`;
 }
 
 export function element(name, attributes = {}, ...children) {

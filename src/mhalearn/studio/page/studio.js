@@ -1,5 +1,6 @@
 // The page of the studio: the list of runs, the run that is watched, and when things are drawn.
 import { byId, clock, described, element, post, say, sentence, tones, word } from "./format.js";
+import { drawAsked } from "./asked.js";
 import { drawChart } from "./chart.js";
 import { drawHeads } from "./heads.js";
 import { drawPhases } from "./phases.js";
@@ -114,6 +115,7 @@ function draw(told, moment) {
   byId("head-error-key").hidden = run.data !== null;
   byId("floor-key").hidden = told.floor === null;
   byId("floor-name").textContent = told.floor ? `${told.floor.name}, ${say(told.floor.value)}: a right layer's residual ends there` : "";
+  drawAsked(told, moment);
   drawPhases(told, moment);
   drawChart(byId("chart"), told, moment);
   drawHeads(told, moment, replay.isPlaying());

@@ -3,7 +3,7 @@
 // A moment is a number of events: 0 is before the first, events.length is now.
 export class Told {
   constructor(run) {
-    Object.assign(this, { run, running: run.running, events: [], frames: [], cards: [], words: {}, truth: [], limits: null, ratio: null, phases: [], floor: null, reason: "", now: "starting" });
+    Object.assign(this, { run, running: run.running, events: [], frames: [], cards: [], accounts: [], words: {}, truth: [], limits: null, ratio: null, phases: [], floor: null, reason: "", now: "starting" });
   }
 
   hear(message) {
@@ -26,6 +26,7 @@ export class Told {
   }
 
   hear_heads(message) { this.frames.push(message); }
+  hear_asked(message) { this.accounts.push(message); }
   hear_phase(message) { this.cards.push(message); }
   hear_stage(message) { this.now = message.name; }
 
@@ -49,6 +50,11 @@ export class Told {
     const at = this.frames.findLastIndex((frame) => frame.at <= moment);
     const frame = this.frames[at], next = this.frames[at + 1];
     return { frame, next, share: frame && next && next.at > frame.at ? (moment - frame.at) / (next.at - frame.at) : 0 };
+  }
+
+  // How the account of a box that is asked stood; null where none is.
+  asked(moment) {
+    return this.accounts.findLast((one) => one.at <= moment) ?? null;
   }
 
   // What is known of each phase by then: its last card, and whether it is being worked on.

@@ -1,12 +1,9 @@
-"""A layer from a box that can be asked: choose calls, learn, judge on calls not fitted."""
+"""One extraction: what has been asked, and the order of the steps."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,32 +11,32 @@ from numpy.typing import NDArray
 
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn._runtime.types import Float64
-from mhalearn._runtime.validation import check_count
 from mhalearn.data import Examples
 from mhalearn.data.label_precision import label_precision
 from mhalearn.estimator import AttentionRegressor
+from mhalearn.extraction.result import Extraction
+from mhalearn.extraction.settings import Settings, Teller
 from mhalearn.judge.solution import Solution
-from mhalearn.layer.architecture import Architecture
-from mhalearn.learners.queries.algebra import PLANE, find_by_algebra
-from mhalearn.learners.queries.domain import Domain, half_sharp_size, make_domain, mantissa_unit
+from mhalearn.layer.base import Layer
+from mhalearn.learners.queries.algebra import find_by_algebra
+from mhalearn.learners.queries.domain import Domain, half_sharp_size, mantissa_unit
 from mhalearn.learners.queries.extension import AlgebraFound
-from mhalearn.learners.queries.forms import AnyBox
-from mhalearn.learners.queries.learner import FromSketch
-from mhalearn.learners.queries.session import Budget, BudgetSpent, Session, Step
+from mhalearn.learners.queries.learner import FromAlgebra, NeedsMore
+from mhalearn.learners.queries.session import BudgetSpent, Session
 from mhalearn.learners.queries.turns import draw_at_turns
-from mhalearn.report.terminal import Progress
-from mhalearn.run.events import Event, Listener
 from mhalearn.run.outcome import Outcome
 
-PLANS = ("auto", "algebra", "random")
 RANDOM = "random sequences, to fit and to certify"
 SIZE = "one sequence in several sizes"
 AGAIN = "one sequence once more, to learn whether answers are random"
 # Random sequences, over the counting limit: of a first fit from random starts, the same of answers
 # that are rounded or random, and from algebra, which needs no more than certifying does.
 _RATIO, _RATIO_OF_COARSE, _RATIO_OF_ALGEBRA = 3.0, 8.0, 1.6
-# Fits, each from twice the sequences of the one before.
-_ROUNDS = 3
+# The same of narrow heads, each of which is learned on its own; and of heads held by their
+# projections, which are found among surplus ones.
+_RATIO_OF_NARROW, _RATIO_OF_PROJECTED = 2.1, 20.0
+# Fits, and sequences of each over those of the one before; of narrow heads, a few are enough.
+_ROUNDS, _MORE, _MORE_OF_NARROW = 3, 2.0, 1.6
 # Logits of random tokens, about, where the size of Theta is known.
 _LOGITS = 1.5
 # The same where heads write alike: small logits show little but their sum.
@@ -53,95 +50,6 @@ _PLAUSIBLE = 4
 _RECOVERED = (Outcome.RECOVERED, Outcome.RECOVERED_ON_SPAN)
 
 
-@dataclass(frozen=True)
-class Extraction(Solution):
-    """A `Solution`, and what was asked for it.
-
-    calls, tokens, scalars: in all, those that certify among them. plan: the same by purpose, in
-    order. algebra: the heads that algebra found on the way; None where random starts found them.
-    random_starts: whether any was made. asked: all random sequences and their answers, of which
-    the layer was fitted to some and certified on the others.
-    """
-
-    calls: int = 0
-    tokens: int = 0
-    scalars: int = 0
-    plan: tuple[Step, ...] = ()
-    algebra: AlgebraFound | None = None
-    random_starts: bool = False
-    asked: Examples | None = None
-
-    def __repr__(self) -> str:
-        return f"Extraction({self.calls} calls, {super().__repr__()})"
-
-
-def extract(
-    box: Callable[[Any], Any],
-    d: int,
-    n_heads: int | str = "auto",
-    *,
-    max_calls: int | None = None,
-    max_tokens: int | None = None,
-    max_scalars: int | None = None,
-    seed: int = 0,
-    max_length: int = 8,
-    inputs: Any = "any",
-    one_by_one: bool = False,
-    head_dim: int | None = None,
-    bias: bool = False,
-    causal: bool = False,
-    plan: str = "auto",
-    keep: str | Path | None = None,
-    max_seconds: float | None = None,
-    progress: bool = False,
-    on_event: Listener | None = None,
-) -> Extraction:
-    """Learn the attention layer inside a box by asking it about sequences of our choice.
-
-    box: as `f` of `Examples.from_callable`; it may answer for the last row alone, (n, e), or with
-        one number a sequence, (n,), and is then asked for each row on its own. one_by_one: it takes
-        one sequence (k, d) a call.
-    max_calls, max_tokens, max_scalars: what may be asked in all. A call is one sequence, whatever
-        is sent together. Where a budget ends the search, the best layer is returned, and the reason
-        says what the next call would have been for.
-    max_length: tokens of the longest sequence that may be asked about.
-    inputs: tokens that may be asked about: "any", "cube" (+-1), a number, the radius of a ball, or
-        an array (v, d) of tokens.
-    plan: "algebra" (see `learners.queries.algebra`), "random" (random sequences and the exact
-        solver), or "auto": algebra where answers are exact, tokens free and outputs several.
-    keep: a file that keeps every answer as it comes: another run with the same settings asks for
-        none of them again. A box that fails is called again three times, with longer and longer
-        waits, and then BoxFailed, an OSError, ends the run.
-    head_dim, bias, causal, max_seconds, progress, on_event: as of `AttentionRegressor`.
-
-    Cost: at d = 8 with six heads and all outputs some 36 calls of eight tokens and a few seconds.
-    Trust: that of `AttentionRegressor`: RECOVERED is said by the same judge, of sequences that were
-    asked and not fitted.
-    """
-    d, length = check_count("d", d), check_count("max_length", max_length, least=2)
-    if plan not in PLANS:
-        raise ValueError(f"plan={plan!r}: choose one of {', '.join(PLANS)}")
-    for name, limit in (("calls", max_calls), ("tokens", max_tokens), ("scalars", max_scalars)):
-        if limit is not None:
-            check_count(f"max_{name}", limit)
-    if not callable(box):
-        raise ValueError(f"box is a {type(box).__name__}: pass a callable from X to Y")
-    settings = _Settings(n_heads, head_dim, bias, causal, seed, max_seconds)
-    with Progress(enabled=progress) as drawn:
-        teller = _Teller(drawn, on_event)
-        domain = make_domain(inputs, d)
-        about = {"version": 1, "asked by": "extract", "seed": seed, "d": d, "length": length}
-        session = Session(
-            AnyBox(box, one_by_one=bool(one_by_one)),
-            Budget(max_calls, max_tokens, max_scalars),
-            keep,
-            about | {"plan": plan},
-            causal=causal,
-            tell=teller.asked,
-        )
-        return _Search(session, domain, settings, length, teller).run(plan)
-
-
 def _wants_more(solution: Solution) -> bool:
     """Whether more random sequences may tell what these did not."""
     if solution.outcome is Outcome.FITTED:
@@ -153,53 +61,16 @@ def _wants_more(solution: Solution) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _Settings:
-    n_heads: int | str
-    head_dim: int | None
-    bias: bool
-    causal: bool
-    seed: int
-    max_seconds: float | None
-
-    @property
-    def known_heads(self) -> int | None:
-        return None if isinstance(self.n_heads, str) else int(self.n_heads)
-
-    def architecture(self, d: int, out_dim: int, n_heads: int | None) -> Architecture:
-        return Architecture(d, n_heads, self.head_dim, out_dim, bias=self.bias, causal=self.causal)
-
-
-class _Teller:
-    """What is told of a search, to a terminal and to the caller."""
-
-    def __init__(self, drawn: Progress, on_event: Listener | None) -> None:
-        self._drawn, self._on_event = drawn, on_event
-        self._began = time.monotonic()
-        self.events: list[Event] = []
-
-    def asked(self, purpose: str, calls: int) -> None:
-        seconds = time.monotonic() - self._began
-        event = Event("asking", calls, math.nan, seconds, purpose)
-        self.events.append(event)
-        self.tell(event)
-
-    def tell(self, event: Event) -> None:
-        self._drawn.on_event(event)
-        if self._on_event is not None:
-            self._on_event(event)
-
-
-class _Search:
+class Search:
     """One extraction: what has been asked, and the order of the steps."""
 
     def __init__(
         self,
         session: Session,
         domain: Domain,
-        settings: _Settings,
+        settings: Settings,
         length: int,
-        teller: _Teller,
+        teller: Teller,
     ) -> None:
         self._session, self._domain, self._settings = session, domain, settings
         self._k, self._teller = length, teller
@@ -208,6 +79,7 @@ class _Search:
         self._x: Float64
         self._y: NDArray[Any]
         self._spent_on: str | None = None
+        self._estimator: AttentionRegressor | None = None
         self._alike: Float64 | None = None  # heads that only their turns tell apart
         self._begin()
 
@@ -221,6 +93,11 @@ class _Search:
                 "the budget does not allow one sequence: raise max_calls, max_tokens, max_scalars"
             ) from None
         self._x, self._y = x, answer
+        if self._session.rows == "last" and self._settings.has_positions_to_both_sides:
+            raise ValueError(
+                "the box answers for its last row alone: heads that know positions must be causal, "
+                "so that other rows can be asked for"
+            )
         self._unit = max(label_precision(Examples(x, answer)).unit, mantissa_unit(answer))
         try:
             self._repeated = self._session.ask_again(x[0], answer[0], AGAIN)
@@ -229,30 +106,44 @@ class _Search:
 
     def run(self, plan: str) -> Extraction:
         algebra = self._algebra(plan)
-        learner = None if algebra is None else FromSketch(algebra.sketch)
+        learner = None if algebra is None else FromAlgebra(algebra)
         heads = self._settings.known_heads or (
             _PLAUSIBLE if algebra is None else algebra.heads.n_heads
         )
         if algebra is not None:
-            self._alike = algebra.sketch.theta if algebra.by_turns else None
+            where = "by where they turn" if algebra.by_turns else "on a plane"
+            self._teller.found(algebra.heads.n_heads, f"{algebra.heads.n_heads} heads, {where}")
+            if algebra.by_turns and algebra.sketch is not None:
+                self._alike = algebra.sketch.theta
             logits = _LOGITS_OF_ALIKE if algebra.by_turns else _LOGITS
             self._size = math.sqrt(logits / max(algebra.size, 1e-300))
         elif self._domain.is_continuous:
             self._choose_size()
-        ratio = _RATIO if self._exact else _RATIO_OF_COARSE
-        if algebra is not None and not algebra.by_turns:
-            ratio = _RATIO_OF_ALGEBRA
-        solution = None
-        for _ in range(_ROUNDS):
+        ratio, solution = self._first_ratio(algebra), None
+        for round_ in range(_ROUNDS):
             more = self._ask_up_to(heads, ratio)
             if solution is not None and not more:
                 break
-            solution = self._fit(learner)
+            if learner is not None and algebra is not None and algebra.rows is not None:
+                learner.last_resort = round_ == _ROUNDS - 1 or self._spent_on is not None
+            try:
+                solution = self._fit(learner)
+            except NeedsMore:
+                ratio *= _MORE_OF_NARROW
+                continue
             if self._spent_on is not None or not _wants_more(solution):
                 break
-            ratio *= 2
+            ratio *= _MORE if algebra is None or algebra.rows is None else _MORE_OF_NARROW
         assert solution is not None
         return self._tell(solution, algebra, learner)
+
+    def _first_ratio(self, algebra: AlgebraFound | None) -> float:
+        """Random sequences of the first fit, over the counting limit."""
+        if self._settings.kinds:
+            return _RATIO_OF_PROJECTED
+        if algebra is None or algebra.by_turns:
+            return _RATIO if self._exact else _RATIO_OF_COARSE
+        return _RATIO_OF_ALGEBRA if algebra.rows is None else _RATIO_OF_NARROW
 
     def _algebra(self, plan: str) -> AlgebraFound | None:
         """What algebra finds, where it may be tried and is affordable."""
@@ -262,14 +153,21 @@ class _Search:
         if plan == "random" or why is not None:
             return None
         try:
-            known = self._settings.known_heads
             found = find_by_algebra(
-                self._session, self._domain, self._k, self._settings.seed, known
+                self._session,
+                self._domain,
+                self._k,
+                self._settings.seed,
+                self._settings.known_heads,
+                self._settings.head_dim,
+                causal=self._settings.causal,
             )
         except BudgetSpent as spent:
             self._spent_on = spent.purpose
             return None
-        if found is None or found.heads.n_heads * self._domain.d**2 > _MOST_UNKNOWNS:
+        if found is None:
+            return None
+        if found.rows is None and found.heads.n_heads * self._domain.d**2 > _MOST_UNKNOWNS:
             return None
         return found
 
@@ -282,8 +180,8 @@ class _Search:
         settings = self._settings
         if not self._domain.is_continuous:
             return "tokens of a cube or a vocabulary cannot be moved along a plane"
-        if settings.bias or settings.causal:
-            return "it knows neither biases nor masks"
+        if settings.bias or settings.kinds:
+            return "it knows heads of one Theta and one W each, without biases"
         if self._k < 4:
             return "it asks about sequences of at least four tokens"
         if self._session.rows == "last":
@@ -332,22 +230,31 @@ class _Search:
         self._y = np.concatenate([self._y, answers])
         return True
 
-    def _fit(self, learner: FromSketch | None) -> Solution:
+    def _fit(self, learner: FromAlgebra | None) -> Solution:
         settings, rest = self._settings, self._settings.max_seconds
-        estimator = AttentionRegressor(
+        self._estimator = AttentionRegressor(
             settings.n_heads,
             "newton" if learner is None else learner,
             head_dim=settings.head_dim,
             bias=settings.bias,
             causal=settings.causal,
+            **settings.kinds,
             random_state=settings.seed,
             max_seconds=rest,
             on_event=self._teller.tell,
         )
-        return estimator.fit(self._x, self._y).solution_
+        return self._estimator.fit(self._x, self._y).solution_
+
+    def layer_at_hand(self) -> Layer | None:
+        """As of `AttentionRegressor`, of the fit that is going on."""
+        return None if self._estimator is None else self._estimator.layer_at_hand()
+
+    def best_layer_so_far(self) -> Layer | None:
+        """As of `AttentionRegressor`, of the newest fit."""
+        return None if self._estimator is None else self._estimator.best_layer_so_far()
 
     def _tell(
-        self, solution: Solution, algebra: AlgebraFound | None, learner: FromSketch | None
+        self, solution: Solution, algebra: AlgebraFound | None, learner: FromAlgebra | None
     ) -> Extraction:
         session = self._session
         said = solution.reason
@@ -369,6 +276,3 @@ class _Search:
             asked=Examples(self._x, self._y),
         )
         return replace(extraction, reason=said, trace=[*self._teller.events, *solution.trace])
-
-
-__all__ = ["PLANE", "Extraction", "extract"]
