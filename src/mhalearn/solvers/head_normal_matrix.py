@@ -32,8 +32,7 @@ from mhalearn.solvers.scaled_problem import Problem
 
 # Doubles that the Jacobians of a piece of the examples may hold: 64 MiB.
 _WORKSPACE = 2**23
-# How the program that sums them is compiled: with one thread a product, which was the faster. It
-# does not cure what `may_form_normal_matrix` works around.
+# How the program that sums them is compiled: with one thread a product, which was the faster.
 _ON_ONE_THREAD = {"xla_gpu_enable_triton_gemm": False, "xla_cpu_multi_thread_eigen": False}
 # Pieces between two looks at the clock.
 _PIECES = 8

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
@@ -23,7 +22,6 @@ from mhalearn._runtime.programs import compiled, in_float64
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.parametrisation import Parametrisation, Params
-from mhalearn.layer.relaxed import Relaxed
 from mhalearn.run.run import Run
 from mhalearn.solvers.damping import IDLE, IDLE_STEPS, ROUNDING, update_damping
 from mhalearn.solvers.head_normal_matrix import has_separate_heads, head_normal_matrix
@@ -55,8 +53,6 @@ class Descended(NamedTuple):
 def may_form_normal_matrix(problem: Problem) -> bool:
     """Whether the heads' normal matrix is at hand, and not too large."""
     kind = problem.parametrisation
-    if jax.default_backend() == "cpu" and isinstance(kind, Relaxed) and kind.architecture.norm:
-        return False  # XLA was seen to wait for ever in the sums of normalised heads, four times
     return has_separate_heads(kind) and problem.devices == 1 and kind.size() <= MAX_PARAMETERS
 
 
