@@ -40,6 +40,10 @@ _MOST_REJECTED = 8
 # yet convergence stays quadratic (Fan & Yuan 2005). The least of all keeps rounding from moving the
 # gauge, on which steps would not be small; a larger one keeps the gauge out of the factor.
 _DAMPING, _LEAST, _LEAST_IN_FACTOR = 1e-2, 1e-14, 1e-12
+# Of what rounding leaves, the share to which a last step is solved.
+_BELOW = 0.1
+# Times a factor's damping up to which it serves for steps that are damped more.
+_STALE = 100.0
 
 
 class Descended(NamedTuple):
@@ -84,7 +88,7 @@ def descend_with_normal_matrix(
         relative = max(damping * _DAMPING * min(1.0, loss), _LEAST * max(1.0, damping))
         if normal is None:
             normal, factor = _form(params, problem), None
-        if factor is None:
+        if factor is None or relative > _STALE * factor.damping:
             factor = _factorise(normal, relative)
         shift = relative * factor.diagonal
 
@@ -92,8 +96,10 @@ def descend_with_normal_matrix(
             product = replicate(_product(params, jnp.asarray(step), data, kind))
             return np.asarray(product) + shift * step
 
-        # Fast convergence at the least price: as exact as the residual is small.
-        tolerance = float(np.clip(math.sqrt(loss), 1e-10, 1e-2))
+        # Fast convergence at the least price: as exact as the residual is small, and no more than
+        # takes it below rounding.
+        least = _BELOW * math.sqrt(ROUNDING / loss)
+        tolerance = min(max(math.sqrt(loss), least), 1e-2)
         found, products = _solve(apply, factor.solve, right, tolerance)
         trial = unflatten(flat + jnp.asarray(found))
         after = float(replicate(_squared(trial, data, kind))) / energy
@@ -109,8 +115,8 @@ def descend_with_normal_matrix(
         run.emit(stage, step, loss, at_hand=partial(problem.to_layer, params))
         if loss < ROUNDING or idle >= IDLE_STEPS or rejected > _MOST_REJECTED:
             break
-        if rejected:  # J^T J is what it was
-            factor = None
+        if rejected:  # as a rule the gauge moved; and what the factor has not got is no gain
+            damping = max(damping, _LEAST_IN_FACTOR / _LEAST)
         elif products >= _MANY_PRODUCTS:
             normal = None
     return Descended(params, loss, math.isfinite(loss) and not run.is_over())
@@ -128,6 +134,7 @@ class _Factor(NamedTuple):
 
     lower: Float64
     root: Float64
+    damping: float
 
     @property
     def diagonal(self) -> Float64:
@@ -161,7 +168,7 @@ def _factorise(normal: _NormalMatrix, damping: float) -> _Factor:
         except np.linalg.LinAlgError:
             shift *= 10  # rounding of a gauge direction
             continue
-        return _Factor(lower, normal.root)
+        return _Factor(lower, normal.root, shift)
 
 
 def _solve(
