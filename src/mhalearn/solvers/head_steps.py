@@ -19,13 +19,13 @@ from jax.flatten_util import ravel_pytree
 
 from mhalearn._runtime.devices import replicate
 from mhalearn._runtime.programs import compiled, in_float64
-from mhalearn._runtime.types import Array, Float, Float64
+from mhalearn._runtime.types import Array, Float64
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.run.run import Run
 from mhalearn.solvers.damping import IDLE, IDLE_STEPS, ROUNDING, update_damping
 from mhalearn.solvers.head_normal_matrix import has_separate_heads, head_normal_matrix
-from mhalearn.solvers.normal_equations import curvature, descent_direction, squared_residual
+from mhalearn.solvers.normal_equations import curvature, descent_direction
 from mhalearn.solvers.scaled_problem import Problem
 
 # Parameters up to which J^T J is formed and factored: 288 MiB.
@@ -80,8 +80,8 @@ def descend_with_normal_matrix(
     normal: _NormalMatrix | None = None
     factor: _Factor | None = None
     damping, idle, rejected, loss = 1.0, 0, 0, math.inf
+    downhill, squared = replicate(_downhill(params, data, kind))
     for step in range(max_steps):
-        downhill, squared = replicate(_downhill(params, data, kind))
         right, loss = np.asarray(ravel_pytree(downhill)[0]), float(squared) / energy
         if loss < ROUNDING or run.is_over():
             break
@@ -102,13 +102,14 @@ def descend_with_normal_matrix(
         tolerance = min(max(math.sqrt(loss), least), 1e-2)
         found, products = _solve(apply, factor.solve, right, tolerance)
         trial = unflatten(flat + jnp.asarray(found))
-        after = float(replicate(_squared(trial, data, kind))) / energy
+        there = replicate(_downhill(trial, data, kind))
+        after = float(there[1]) / energy
         predicted = float(found @ right + found @ (shift * found)) / energy
         gain = loss - after
         ratio = gain / predicted if predicted > 0 else -1.0
         damping = float(update_damping(damping, ratio, np))
         if gain > 0:
-            params, flat = trial, flat + jnp.asarray(found)
+            params, flat, (downhill, squared) = trial, flat + jnp.asarray(found), there
         rejected = 0 if gain > 0 else rejected + 1
         idle = 0 if gain > IDLE * loss or rejected else idle + 1
         loss = min(loss, after) if math.isfinite(after) else loss
@@ -202,11 +203,6 @@ def _solve(
 @partial(compiled, static_argnums=2)
 def _downhill(params: Params, data: Chunk, kind: Parametrisation) -> tuple[Params, Array]:
     return descent_direction(kind, params, data)
-
-
-@partial(compiled, static_argnums=2)
-def _squared(params: Params, data: Chunk, kind: Parametrisation) -> Float[Array, ""]:
-    return squared_residual(kind, params, data)
 
 
 @partial(compiled, static_argnums=3)
