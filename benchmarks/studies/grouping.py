@@ -6,7 +6,7 @@
         --table                                     print what the JSON holds
 
 Layers of 4 causal rotary heads of 4 dimensions that share one set of keys and values, or two, d =
-8, sequences of 6 Gaussian tokens. Each layer's labels are fitted twice from the same examples: as
+16, sequences of 8 Gaussian tokens. Each layer's labels are fitted twice from the same examples: as
 heads that share, and as heads with keys and values of their own. Exact: all that the function
 determines to 1e-10, and RECOVERED.
 """
@@ -24,9 +24,9 @@ import mhalearn as mha
 from benchmarks.ledger import Record, console, finite, opened, say_bar, study
 from benchmarks.studies.decoders import is_exact
 
-D, HEADS, HEAD_DIM, K, LIMIT = 8, 4, 4, 6, 200.0
+D, HEADS, HEAD_DIM, K, LIMIT = 16, 4, 4, 8, 600.0
 GROUPS = (1, 2)
-COUNTS = (10, 14, 20, 28, 40)
+COUNTS = (16, 24, 36, 54)
 ROPE = mha.Rope(100.0)
 
 
