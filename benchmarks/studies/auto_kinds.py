@@ -21,7 +21,7 @@ import numpy as np
 
 import mhalearn as mha
 from benchmarks.ledger import Record, console, finite, names, opened, say_bar, study
-from benchmarks.studies.decoders import D, HEAD_DIM, HEADS, K, RATIO, is_exact
+from benchmarks.studies.decoders import HEAD_DIM, HEADS, RATIO, D, K, is_exact
 
 LIMIT, BASE = 1800.0, 1e-6
 FIELDS = ("rope", "window", "kv_heads", "softcap", "sinks", "position_bias")
@@ -51,7 +51,7 @@ def fit(kind: str, seed: int) -> Record:
     seen, had = found.layer_.architecture, truth.architecture
     right = [name for name in FIELDS[1:] if getattr(seen, name) == getattr(had, name)]
     off = None if seen.rope is None or had.rope is None else abs(seen.rope.base / had.rope.base - 1)
-    if off is None and seen.rope is had.rope or off is not None and off <= BASE:
+    if (off is None and seen.rope is had.rope) or (off is not None and off <= BASE):
         right.append("rope")
     return {
         "n": n,
