@@ -212,7 +212,7 @@ def test_what_cannot_be_open_is_said():
     assert can_be_open(make("rotary").architecture, examples) is None
     assert "norms" in can_be_open(make("rotary", qk_norm=True).architecture, examples)
     assert "head_dim" in can_be_open(mha.Architecture(D, 2), examples)
-    large = mha.Architecture(D, 16, head_dim=8, window=3)
+    large = mha.Architecture(D, 32, head_dim=8, window=3)
     assert "parameters" in can_be_open(large, examples)
 
 

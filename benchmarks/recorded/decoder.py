@@ -1,17 +1,18 @@
-"""A small decoder with rotary positions, trained on text: d = 96, 6 heads of 16 that share 2 keys.
+"""Decoders with rotary positions, trained on text, of any shape.
 
-    python benchmarks/recorded/decoder.py       train it; keep one layer and some of its inputs
+    python benchmarks/recorded/decoder.py       train a small one; keep a layer and some inputs
 
-Three layers as Llama has them: RMS norms before, rotary queries and keys, grouped keys and values,
-no biases, a gated perceptron; next-word prediction on the sentences of `sentences.py`, Adam. It
-trains in some ten minutes on one busy core. The attention of its second layer, rounded to half
-precision, and its inputs on a few sentences are what docs/rotary.md is about.
+Layers as Llama has them: RMS norms before, rotary queries and keys, grouped keys and values, with
+biases or without, a gated perceptron; next-word prediction on the sentences of `sentences.py`,
+Adam. The small one (d = 96, 6 heads of 16 that share 2 keys, 3 layers) trains in some ten minutes
+on one busy core. The attention of its second layer, rounded to half precision, and its inputs on a
+few sentences are what docs/rotary.md is about.
 """
 
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package there
 
@@ -21,87 +22,128 @@ import numpy as np
 
 from benchmarks.recorded.small import WORDS, train_words, word_sequences
 from mhalearn import Architecture, Examples, ProjectedLayer, Rope
+from mhalearn.layer.projected import Projected
 
-D, HEADS, GROUPS, WIDTH, LAYERS, HIDDEN = 96, 6, 2, 16, 3, 256
 STEPS, EPSILON = 1500, 1e-5
-ROPE = Rope(base=10000.0)
 KEPT = Path(__file__).parents[1] / "results"
 LAYER, SENTENCES, LONGEST = 1, 24, 32
 Params = dict[str, Any]
 
 
-def _init(seed: int) -> Params:
+class Shape(NamedTuple):
+    """Of a decoder: its features, query heads, sets of keys and values, and their dimensions."""
+
+    d: int
+    heads: int
+    groups: int
+    width: int
+    layers: int = 3
+    hidden: int = 256
+    bias: bool = False
+    rope: Rope = Rope(base=10000.0)
+
+    @property
+    def attention(self) -> Architecture:
+        shared = None if self.groups == self.heads else self.groups
+        return Architecture(
+            self.d,
+            self.heads,
+            self.width,
+            causal=True,
+            kv_heads=shared,
+            rope=self.rope,
+            bias=self.bias,
+        )
+
+
+SMALL = Shape(96, 6, 2, 16)
+
+
+def _init(shape: Shape, seed: int) -> Params:
     rng = np.random.default_rng([seed, 0xDEC0])
-    shapes: dict[str, tuple[int, ...]] = {"words": (WORDS, D)}
-    for at in range(LAYERS):
-        shapes |= {f"{at}.query": (HEADS, D, WIDTH), f"{at}.out": (HEADS, WIDTH, D)}
-        shapes |= {f"{at}.{side}": (GROUPS, D, WIDTH) for side in ("key", "value")}
-        shapes |= {f"{at}.gate": (D, HIDDEN), f"{at}.up": (D, HIDDEN), f"{at}.down": (HIDDEN, D)}
+    d, heads, width, hidden = shape.d, shape.heads, shape.width, shape.hidden
+    shapes: dict[str, tuple[int, ...]] = {"words": (WORDS, d)}
+    for at in range(shape.layers):
+        shapes |= {f"{at}.query": (heads, d, width), f"{at}.out": (heads, width, d)}
+        shapes |= {f"{at}.{side}": (shape.groups, d, width) for side in ("key", "value")}
+        shapes |= {f"{at}.gate": (d, hidden), f"{at}.up": (d, hidden), f"{at}.down": (hidden, d)}
     params: Params = {}
-    for name, shape in shapes.items():
-        inputs = HEADS * WIDTH if name.endswith("out") else shape[-2]
+    for name, sizes in shapes.items():
+        inputs = heads * width if name.endswith("out") else sizes[-2]
         size = 0.1 if name == "words" else inputs**-0.5
-        params[name] = (size * rng.standard_normal(shape)).astype(np.float32)
-    gains = [f"{at}.{norm}" for at in range(LAYERS) for norm in ("norm1", "norm2")]
-    return params | {name: np.ones(D, np.float32) for name in (*gains, "norm")}
+        params[name] = (size * rng.standard_normal(sizes)).astype(np.float32)
+    for at in range(shape.layers if shape.bias else 0):
+        for side, count in (("query", heads), ("key", shape.groups), ("value", shape.groups)):
+            params[f"{at}.{side}_bias"] = np.zeros((count, width), np.float32)
+        params[f"{at}.out_bias"] = np.zeros(d, np.float32)
+    gains = [f"{at}.{norm}" for at in range(shape.layers) for norm in ("norm1", "norm2")]
+    return params | {name: np.ones(d, np.float32) for name in (*gains, "norm")}
 
 
 def _norm(x: Any, gain: Any) -> Any:
     return x * jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + EPSILON) * gain
 
 
-def _attend(x: Any, params: Params, at: int) -> Any:
+def _attend(x: Any, params: Params, at: int, shape: Shape) -> Any:
     n, k, _ = x.shape
     places = jnp.broadcast_to(jnp.arange(k, dtype=x.dtype), (n, k))
-    query, key, value = (
-        jnp.einsum("nkd,mdh->nkmh", x, params[f"{at}.{side}"]) for side in ("query", "key", "value")
-    )
-    query, key = (ROPE.rotate(side, places, jnp.full(n, k)) for side in (query, key))
-    key, value = (jnp.repeat(side, HEADS // GROUPS, axis=2) for side in (key, value))
-    scores = jnp.einsum("nrmh,njmh->nmrj", query, key) / WIDTH**0.5
+
+    def project(side: str) -> Any:
+        made = jnp.einsum("nkd,mdh->nkmh", x, params[f"{at}.{side}"])
+        return made + params[f"{at}.{side}_bias"] if shape.bias else made
+
+    query, key, value = map(project, ("query", "key", "value"))
+    query, key = (shape.rope.rotate(side, places, jnp.full(n, k)) for side in (query, key))
+    key, value = (jnp.repeat(side, shape.heads // shape.groups, axis=2) for side in (key, value))
+    scores = jnp.einsum("nrmh,njmh->nmrj", query, key) / shape.width**0.5
     p = jax.nn.softmax(jnp.where(jnp.tri(k, dtype=bool), scores, -jnp.inf))
-    return jnp.einsum("nmrj,njmh,mhe->nre", p, value, params[f"{at}.out"])
+    made = jnp.einsum("nmrj,njmh,mhe->nre", p, value, params[f"{at}.out"])
+    return made + params[f"{at}.out_bias"] if shape.bias else made
 
 
-def _run(params: Params, numbers: Any, layer: int | None = None) -> Any:
+def run(params: Params, numbers: Any, layer: int | None = None, *, shape: Shape) -> Any:
     """Input and output of a layer's attention; without one, scores of the next word."""
     x = params["words"][numbers]
-    for at in range(LAYERS):
+    for at in range(shape.layers):
         given = _norm(x, params[f"{at}.norm1"])
-        mixed = _attend(given, params, at)
+        mixed = _attend(given, params, at, shape)
         if at == layer:
             return given, mixed
         x = x + mixed
         inner = _norm(x, params[f"{at}.norm2"])
-        x = (
-            x
-            + (jax.nn.silu(inner @ params[f"{at}.gate"]) * (inner @ params[f"{at}.up"]))
-            @ params[f"{at}.down"]
-        )
+        gated = jax.nn.silu(inner @ params[f"{at}.gate"]) * (inner @ params[f"{at}.up"])
+        x = x + gated @ params[f"{at}.down"]
     return _norm(x, params["norm"]) @ params["words"].T
 
 
-def train(seed: int = 0) -> tuple[Params, float]:
+def train(shape: Shape = SMALL, steps: int = STEPS, seed: int = 0) -> tuple[Params, float]:
     """The parameters, and the loss of the last hundred steps."""
-    params, losses = train_words(_init(seed), _run, "small decoder", STEPS)
+    made = partial(run, shape=shape)
+    params, losses = train_words(_init(shape, seed), made, "decoder", steps)
     return params, float(np.mean(losses[-100:]))
+
+
+def layer_of(params: Params, at: int, shape: Shape, **metadata: str) -> ProjectedLayer:
+    """The attention of a layer, rounded to half precision."""
+    sides = Projected(shape.attention).shapes()
+    halves = {side: params[f"{at}.{side}"].astype(np.float16) for side in sides}
+    return ProjectedLayer(shape.attention, halves, metadata=metadata)
+
+
+def inputs_of(params: Params, at: int, shape: Shape, count: int, longest: int = LONGEST) -> Any:
+    """What a layer's attention is given, on so many sentences of `longest` words."""
+    numbers, lengths = word_sequences()
+    long = np.flatnonzero(lengths >= longest)
+    chosen = numbers[long[:: max(1, len(long) // count)][:count], :longest]
+    return np.asarray(jax.jit(partial(run, layer=at, shape=shape))(params, chosen)[0])
 
 
 def keep(params: Params, loss: float, folder: Path = KEPT) -> None:
     """One layer and its inputs on a few sentences, as files of a layer and of examples."""
-    a = Architecture(D, HEADS, WIDTH, causal=True, kv_heads=GROUPS, rope=ROPE)
-    halves = {
-        side: params[f"{LAYER}.{side}"].astype(np.float16)
-        for side in ("query", "key", "value", "out")
-    }
     said = {"trained": f"{STEPS} steps of Adam, loss {loss:.2f}", "layer": str(LAYER)}
-    layer = ProjectedLayer(a, halves, metadata=said)
+    layer = layer_of(params, LAYER, SMALL, **said)
     layer.save(folder / "decoder_layer.safetensors")
-    numbers, lengths = word_sequences()
-    long = np.flatnonzero(lengths >= LONGEST)
-    chosen = numbers[long[:: max(1, len(long) // SENTENCES)][:SENTENCES], :LONGEST]
-    x, _ = jax.jit(partial(_run, layer=LAYER))(params, chosen)
-    x = np.asarray(x, np.float16)
+    x = inputs_of(params, LAYER, SMALL, SENTENCES).astype(np.float16)
     examples = Examples(x, layer(x).astype(np.float16), metadata={"sentences": SENTENCES})
     examples.save(folder / "decoder_text.safetensors")
 

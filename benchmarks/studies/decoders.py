@@ -31,6 +31,7 @@ from mhalearn.layer.position_bias import T5Bias
 from mhalearn.layer.projected import Projected
 from mhalearn.run.run import Run
 from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, anneal, cosine_rates
+from mhalearn.solvers.polish import relative_error
 from mhalearn.solvers.scaled_problem import make_problem
 
 D, HEADS, HEAD_DIM, K, RATIO, LIMIT = 32, 4, 8, 16, 20.0, 600.0
@@ -101,11 +102,21 @@ def fit(variant: str, seed: int) -> Record:
 
 
 def run_adam(variant: str, seed: int, seconds: float) -> Record:
+    truth, examples, fresh = teach(variant, seed)
+    return descend_by_adam(truth.architecture, examples, fresh, seed, seconds)
+
+
+def descend_by_adam(
+    architecture: mha.Architecture,
+    examples: mha.Examples,
+    fresh: mha.Examples,
+    seed: int,
+    seconds: float,
+) -> Record:
     """What Adam leaves of fresh examples, with a rate that falls to zero as its seconds end.
 
     Those of a first block, compilation with it, are not counted."""
-    truth, examples, fresh = teach(variant, seed)
-    kind = Projected(truth.architecture)
+    kind = Projected(architecture)
     problem, rng = make_problem(examples, kind), np.random.default_rng(seed)
     with float64():
         start = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], kind.init(rng))
@@ -124,9 +135,8 @@ def run_adam(variant: str, seed: int, seconds: float) -> Record:
         params = descend(steps)
     spent = time.process_time() - began
     layer = problem.to_layer(jax.tree.map(lambda leaf: leaf[0], params))
-    x, y, lengths = fresh.arrays()
-    left = float(np.sum((layer(x, lengths) - y) ** 2) / np.sum(y**2))
-    return {"steps": steps, "left": finite(left), "processor_seconds": round(spent, 1)}
+    left = finite(relative_error(layer, fresh))
+    return {"steps": steps, "left": left, "processor_seconds": round(spent, 1)}
 
 
 def is_exact(record: Record) -> bool:

@@ -328,8 +328,10 @@ def not_explained(evidence: Evidence) -> Found | None:
         why += "test the residual: give more distinct examples"
     else:
         why = f"the residual {evidence.residual_law.describe()}, and its cause is not known: label "
-        why += "errors of varying size, a few wrong labels, a layer that the search missed, or no "
-        why += "attention layer at all"
+        why += "errors of varying size, a few wrong labels, a layer that the search missed, "
+        if not evidence.architecture.is_plain:
+            why += 'heads of another kind (which fields set to "auto" look for), '
+        why += "or no attention layer at all"
     return (
         Outcome.FITTED if low else Outcome.STUCK,
         f"{describe_error(evidence)}; {why}{evidence.residual_path_hint}",

@@ -24,6 +24,7 @@ from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.layer.base import Layer, ParametrisedLayer
 from mhalearn.layer.batches import Chunk
+from mhalearn.layer.inverse import invert
 from mhalearn.layer.parametrisation import Params
 from mhalearn.layer.projected import Projected, Projections, Sides
 
@@ -124,7 +125,7 @@ class OpenHeads(Projected):
 
 def _cayley(spin: Float[Array, "m h h"]) -> Array:
     eye = jnp.eye(spin.shape[-1], dtype=spin.dtype)
-    return jnp.linalg.solve(eye - spin, eye + spin)
+    return invert(eye - spin) @ (eye + spin)
 
 
 def turns(spin: Float64) -> Float64:

@@ -24,6 +24,7 @@ import numpy as np
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.layer.batches import Chunk
+from mhalearn.layer.inverse import invert
 from mhalearn.layer.parametrisation import Params
 from mhalearn.layer.position_bias import Alibi
 from mhalearn.layer.projected import Projected, Projections, Sides, _positions
@@ -202,7 +203,7 @@ class Relaxed(Projected):
 def _powers(turn: Float[Array, "g h h"], k: int, *, inverse: bool) -> Float[Array, "k g h h"]:
     """R^(s - k/2) for s = 0 .. k - 1, or the inverses of these: from the middle both ways, so that
     none grows far where R is no rotation."""
-    back = jnp.linalg.inv(turn)
+    back = invert(turn)
     turn, back = (back, turn) if inverse else (turn, back)
     identity = jnp.broadcast_to(jnp.eye(turn.shape[-1], dtype=turn.dtype), turn.shape)
 

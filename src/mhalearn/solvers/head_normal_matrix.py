@@ -32,11 +32,8 @@ from mhalearn.solvers.scaled_problem import Problem
 
 # Doubles that the Jacobians of a piece of the examples may hold: 64 MiB.
 _WORKSPACE = 2**23
-# How the program that sums them is compiled: with one thread a product, which was the faster. It
-# does not cure what `may_form_normal_matrix` works around.
+# How the program that sums them is compiled: with one thread a product, which was the faster.
 _ON_ONE_THREAD = {"xla_gpu_enable_triton_gemm": False, "xla_cpu_multi_thread_eigen": False}
-# Pieces between two looks at the clock.
-_PIECES = 8
 # Parameters behind the heads' values.
 _BEHIND = ("out", "out_bias")
 
@@ -128,12 +125,11 @@ def _sum_blocks(
         jnp.zeros((width, width)),
     )
     of = data.tokens.shape[0]
-    for done in range(0, of, _PIECES):
-        last = min(done + _PIECES, of)
-        sums = _add_blocks(sums, heads, out, slopes, data, done, last, kind=single)
-        if watch is not None and of > _PIECES:
-            jax.block_until_ready(sums)  # or the clock would not see the work
-            watch(last, of)
+    for done in range(of):
+        piece: Chunk = jax.tree.map(lambda leaf, i=done: leaf[i], data)
+        sums = jax.block_until_ready(_add_blocks(sums, heads, out, slopes, piece, kind=single))
+        if watch is not None and of > 1:
+            watch(done + 1, of)
     return jax.tree.map(np.asarray, replicate(sums))
 
 
@@ -143,36 +139,27 @@ def _add_blocks(
     heads: Params,
     out: Array,
     slopes: Array | None,
-    data: Chunk,
-    first: Array | int,
-    last: Array | int,
+    piece: Chunk,
     *,
     kind: Projected,
 ) -> Any:
-    """Of the pieces from the first to the last: products of Jacobians of all pairs of heads, of
-    Jacobians with values, and of values."""
+    """Of a piece: products of Jacobians of all pairs of heads, of Jacobians with values, and of
+    values. A program for one piece serves any number of examples."""
     m = out.shape[0]
     pairs = jnp.asarray(np.stack(np.triu_indices(m)))
     products = jnp.einsum("mhe,nge->mnhg", out, out)
 
-    def blocks(chunk: Chunk) -> Any:
-        z, jacobian = _jacobians(kind, heads, slopes, chunk)  # (m, r, h), (m, r, h, p)
+    z, jacobian = _jacobians(kind, heads, slopes, piece)  # (m, r, h), (m, r, h, p)
 
-        def of_pair(pair: Array) -> Array:
-            i, j = pair
-            seen = jnp.einsum("hg,rgp->rhp", products[i, j], jacobian[j])
-            return jnp.einsum("rhp,rhq->pq", jacobian[i], seen)
+    def of_pair(pair: Array) -> Array:
+        i, j = pair
+        seen = jnp.einsum("hg,rgp->rhp", products[i, j], jacobian[j])
+        return jnp.einsum("rhp,rhq->pq", jacobian[i], seen)
 
-        between = jax.lax.map(of_pair, pairs.T)
-        values = jnp.concatenate([jnp.moveaxis(z, 0, 1).reshape(z.shape[1], -1), _ones(chunk)], 1)
-        with_values = jnp.einsum("rv,mrhp->mvhp", values, jacobian)
-        return between, with_values, values.T @ values
-
-    def add(i: Array, sums: Any) -> Any:
-        piece: Chunk = jax.tree.map(lambda leaf: leaf[i], data)
-        return jax.tree.map(jnp.add, sums, blocks(piece))
-
-    return jax.lax.fori_loop(first, last, add, sums)
+    between = jax.lax.map(of_pair, pairs.T)
+    values = jnp.concatenate([jnp.moveaxis(z, 0, 1).reshape(z.shape[1], -1), _ones(piece)], 1)
+    with_values = jnp.einsum("rv,mrhp->mvhp", values, jacobian)
+    return jax.tree.map(jnp.add, sums, (between, with_values, values.T @ values))
 
 
 def _ones(chunk: Chunk) -> Array:

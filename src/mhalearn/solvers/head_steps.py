@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
@@ -20,14 +19,13 @@ from jax.flatten_util import ravel_pytree
 
 from mhalearn._runtime.devices import replicate
 from mhalearn._runtime.programs import compiled, in_float64
-from mhalearn._runtime.types import Array, Float, Float64
+from mhalearn._runtime.types import Array, Float64
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.parametrisation import Parametrisation, Params
-from mhalearn.layer.relaxed import Relaxed
 from mhalearn.run.run import Run
 from mhalearn.solvers.damping import IDLE, IDLE_STEPS, ROUNDING, update_damping
 from mhalearn.solvers.head_normal_matrix import has_separate_heads, head_normal_matrix
-from mhalearn.solvers.normal_equations import curvature, descent_direction, squared_residual
+from mhalearn.solvers.normal_equations import curvature, descent_direction
 from mhalearn.solvers.scaled_problem import Problem
 
 # Parameters up to which J^T J is formed and factored: 288 MiB.
@@ -42,6 +40,10 @@ _MOST_REJECTED = 8
 # yet convergence stays quadratic (Fan & Yuan 2005). The least of all keeps rounding from moving the
 # gauge, on which steps would not be small; a larger one keeps the gauge out of the factor.
 _DAMPING, _LEAST, _LEAST_IN_FACTOR = 1e-2, 1e-14, 1e-12
+# Of what rounding leaves, the share to which a last step is solved.
+_BELOW = 0.1
+# Times a factor's damping up to which it serves for steps that are damped more.
+_STALE = 100.0
 
 
 class Descended(NamedTuple):
@@ -55,8 +57,6 @@ class Descended(NamedTuple):
 def may_form_normal_matrix(problem: Problem) -> bool:
     """Whether the heads' normal matrix is at hand, and not too large."""
     kind = problem.parametrisation
-    if jax.default_backend() == "cpu" and isinstance(kind, Relaxed) and kind.architecture.norm:
-        return False  # XLA was seen to wait for ever in the sums of normalised heads, four times
     return has_separate_heads(kind) and problem.devices == 1 and kind.size() <= MAX_PARAMETERS
 
 
@@ -80,15 +80,15 @@ def descend_with_normal_matrix(
     normal: _NormalMatrix | None = None
     factor: _Factor | None = None
     damping, idle, rejected, loss = 1.0, 0, 0, math.inf
+    downhill, squared = replicate(_downhill(params, data, kind))
     for step in range(max_steps):
-        downhill, squared = replicate(_downhill(params, data, kind))
         right, loss = np.asarray(ravel_pytree(downhill)[0]), float(squared) / energy
         if loss < ROUNDING or run.is_over():
             break
         relative = max(damping * _DAMPING * min(1.0, loss), _LEAST * max(1.0, damping))
         if normal is None:
             normal, factor = _form(params, problem), None
-        if factor is None:
+        if factor is None or relative > _STALE * factor.damping:
             factor = _factorise(normal, relative)
         shift = relative * factor.diagonal
 
@@ -96,25 +96,28 @@ def descend_with_normal_matrix(
             product = replicate(_product(params, jnp.asarray(step), data, kind))
             return np.asarray(product) + shift * step
 
-        # Fast convergence at the least price: as exact as the residual is small.
-        tolerance = float(np.clip(math.sqrt(loss), 1e-10, 1e-2))
+        # Fast convergence at the least price: as exact as the residual is small, and no more than
+        # takes it below rounding.
+        least = _BELOW * math.sqrt(ROUNDING / loss)
+        tolerance = min(max(math.sqrt(loss), least), 1e-2)
         found, products = _solve(apply, factor.solve, right, tolerance)
         trial = unflatten(flat + jnp.asarray(found))
-        after = float(replicate(_squared(trial, data, kind))) / energy
+        there = replicate(_downhill(trial, data, kind))
+        after = float(there[1]) / energy
         predicted = float(found @ right + found @ (shift * found)) / energy
         gain = loss - after
         ratio = gain / predicted if predicted > 0 else -1.0
         damping = float(update_damping(damping, ratio, np))
         if gain > 0:
-            params, flat = trial, flat + jnp.asarray(found)
+            params, flat, (downhill, squared) = trial, flat + jnp.asarray(found), there
         rejected = 0 if gain > 0 else rejected + 1
         idle = 0 if gain > IDLE * loss or rejected else idle + 1
         loss = min(loss, after) if math.isfinite(after) else loss
         run.emit(stage, step, loss, at_hand=partial(problem.to_layer, params))
         if loss < ROUNDING or idle >= IDLE_STEPS or rejected > _MOST_REJECTED:
             break
-        if rejected:  # J^T J is what it was
-            factor = None
+        if rejected:  # as a rule the gauge moved; and what the factor has not got is no gain
+            damping = max(damping, _LEAST_IN_FACTOR / _LEAST)
         elif products >= _MANY_PRODUCTS:
             normal = None
     return Descended(params, loss, math.isfinite(loss) and not run.is_over())
@@ -132,6 +135,7 @@ class _Factor(NamedTuple):
 
     lower: Float64
     root: Float64
+    damping: float
 
     @property
     def diagonal(self) -> Float64:
@@ -165,7 +169,7 @@ def _factorise(normal: _NormalMatrix, damping: float) -> _Factor:
         except np.linalg.LinAlgError:
             shift *= 10  # rounding of a gauge direction
             continue
-        return _Factor(lower, normal.root)
+        return _Factor(lower, normal.root, shift)
 
 
 def _solve(
@@ -199,11 +203,6 @@ def _solve(
 @partial(compiled, static_argnums=2)
 def _downhill(params: Params, data: Chunk, kind: Parametrisation) -> tuple[Params, Array]:
     return descent_direction(kind, params, data)
-
-
-@partial(compiled, static_argnums=2)
-def _squared(params: Params, data: Chunk, kind: Parametrisation) -> Float[Array, ""]:
-    return squared_residual(kind, params, data)
 
 
 @partial(compiled, static_argnums=3)

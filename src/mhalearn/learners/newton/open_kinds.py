@@ -19,6 +19,7 @@ from mhalearn.layer.distinct_heads import fill_with_heads, keep_distinct_heads
 from mhalearn.layer.key_sharing import share_keys
 from mhalearn.layer.kind_reading import Reading, read_kind
 from mhalearn.layer.open_heads import OpenHeads
+from mhalearn.layer.parametrisation import Params
 from mhalearn.layer.projected import Projected
 from mhalearn.learners.newton.model_selection import split_for_selection
 from mhalearn.learners.newton.projected import (
@@ -30,11 +31,15 @@ from mhalearn.learners.newton.projected import (
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.dense_normal_equations import descend_densely
-from mhalearn.solvers.polish import polish_on, relative_error
+from mhalearn.solvers.head_steps import MAX_PARAMETERS, Descended, descend_with_normal_matrix
+from mhalearn.solvers.polish import Minimum, polish_on, relative_error
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
-# Parameters up to which the normal matrix of all of them is formed at every step.
-_MOST_PARAMETERS = 1200
+# Parameters up to which a kind is looked for unasked, and the normal matrix of all of them formed
+# at every step; larger layers take minutes.
+_FEW_PARAMETERS = 1200
+# Steps of larger ones at most.
+_MOST_STEPS = 100
 # Attempts, the steps of the first, and surplus heads.
 _ATTEMPTS, _STEPS, _SURPLUS = 2, 1500, 2
 # Heads whose patterns differ by less are one; a W this far below the largest is none.
@@ -57,10 +62,14 @@ def can_be_open(architecture: Architecture, examples: Examples) -> str | None:
         return "only where tokens are of one sequence, at positions 0 to k - 1"
     if a.n_heads is None or a.head_dim is None:
         return "only where n_heads and head_dim are given"
-    size = OpenHeads(opened(a), tokens=examples.k).size()
-    if size > _MOST_PARAMETERS:
-        return f"only of layers of at most {_MOST_PARAMETERS} parameters; these have {size}"
+    size = _count_open(a, examples)
+    if size > MAX_PARAMETERS:
+        return f"only of layers of at most {MAX_PARAMETERS} parameters; these have {size}"
     return None
+
+
+def _count_open(a: Architecture, examples: Examples) -> int:
+    return OpenHeads(opened(a), tokens=examples.k).size()
 
 
 def opened(a: Architecture) -> Architecture:
@@ -82,7 +91,8 @@ def find_kind(
 
     groups: numbers of sets of keys and values that are tried, the first that fits is taken; none:
     sharing is not looked at.
-    Cost: that of a student's descent, and some ten to hundred normal matrices of all parameters.
+    Cost: that of a student's descent, and some ten to hundred normal matrices of all parameters,
+    of large layers about as many of each head's.
     Trust: a heuristic; the loss is measured on held-out examples.
     """
     if can_be_open(architecture, examples) is not None:
@@ -145,6 +155,8 @@ def look_for_kind(
     least = _STRUCTURED_PLAIN if architecture.is_plain else _STRUCTURED
     if not loss >= max(exact, least) or run.is_over():
         return None
+    if can_be_open(architecture, examples) or _count_open(architecture, examples) > _FEW_PARAMETERS:
+        return None
     groups = () if architecture.kv_heads is None else _list_groups(architecture)
     found = find_kind(examples, architecture, run, exact, groups=groups)
     return found if found is not None and found.loss < max(exact, _FAR * loss) else None
@@ -169,7 +181,7 @@ def _learn_open(problem: Problem, asked: Architecture, run: Run, attempt: int) -
     heads = fill_with_heads(
         heads, {name: np.asarray(leaf) for name, leaf in start.items()}, a.heads
     )
-    ended = descend_densely(student.graduate(heads.params), problem, run, stage=f"{stage}, descent")
+    ended = _descend(student.graduate(heads.params), problem, run, f"{stage}, descent")
     if not ended.loss < _READABLE:
         return None
     tolerance = float(np.clip(_TIMES * ended.loss**0.5, _NEAREST, _FARTHEST))
@@ -177,6 +189,13 @@ def _learn_open(problem: Problem, asked: Architecture, run: Run, attempt: int) -
     said = "no kind" if reading is None else ", ".join(reading.architecture.extras()) or "plain"
     run.emit(stage, loss=ended.loss, detail=f"open heads were read as {said}")
     return reading
+
+
+def _descend(params: Params, problem: Problem, run: Run, stage: str) -> Minimum | Descended:
+    """With the normal matrix of all examples at every step, or of a part of them now and then."""
+    if problem.parametrisation.size() <= _FEW_PARAMETERS:
+        return descend_densely(params, problem, run, stage=stage)
+    return descend_with_normal_matrix(params, problem, run, stage=stage, max_steps=_MOST_STEPS)
 
 
 def _share(reading: Reading, groups: tuple[int, ...]) -> list[Reading]:
