@@ -2,8 +2,9 @@
 
 Scales that no function shows are one; neurons that do not depend on their input are a bias, or a
 linear map; copies are added up, and neurons that share a gate are as many as their map has rank; a
-neuron and its mirror image, act(z) and act(-z) = act(z) - z, are one neuron and a linear map; dead
-ones are left out; the rest comes in the order of its size.
+neuron and its mirror image, act(z) and act(-z) = act(z) - z, are one neuron and a linear map (so
+are those of sigmoid gates, act(-z) = 1 - act(z)); dead ones are left out; where turning some of them
+over makes the linear map vanish, they are; the rest comes in the order of its size.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def canonical_neurons(ff: FeedForward, tolerance: float = 1e-8) -> FeedForward:
         _drop_dead(found, tolerance)
         _merge(found, tolerance) if found.gate is None else _merge_gated(found, tolerance)
         _drop_dead(found, tolerance)
+        _turn_over(found, tolerance)
         sizes = np.linalg.norm(found.down, axis=1) * np.linalg.norm(found.inputs, axis=1)
         found.keep(np.argsort(-sizes, kind="stable"))
     return _feed_forward(found, ff, tolerance)
@@ -132,11 +134,15 @@ def _merge_gated(found: _Neurons, tolerance: float) -> None:
     if not len(gate):
         return
     apart = np.stack([np.linalg.norm(gate - one, axis=1) for one in gate])
+    if found.activation.mirrors:
+        mirrored = np.stack([np.linalg.norm(gate + one, axis=1) for one in gate])
+        apart = np.minimum(apart, mirrored)
     weights = np.linalg.norm(found.down, axis=1) * np.linalg.norm(found.up, axis=1)
     groups = group_heads(apart, weights, tolerance * float(np.linalg.norm(gate, axis=1).max()))
     kept = []
     for group in groups:
         if len(group) > 1:
+            _turn(found, [one for one in group[1:] if gate[one] @ gate[group[0]] < 0])
             left, values, right = np.linalg.svd(found.up[group].T @ found.down[group])
             rank = min(len(group), int(np.sum(values > tolerance * values[0])))
             group = group[: max(rank, 1)]
@@ -146,6 +152,35 @@ def _merge_gated(found: _Neurons, tolerance: float) -> None:
         kept += group
     found.keep(kept)
     _fix_scales(found)
+
+
+def _turn(found: _Neurons, which: Any) -> None:
+    """Make neurons their mirror images, and add the affine maps that they then leave out."""
+    found.add_linear(found.up[which], found.down[which])
+    if found.gate is None:  # act(z) = act(-z) + z
+        found.up[which] = -found.up[which]
+    else:  # act(z) = 1 - act(-z), for which the output takes the sign
+        found.gate[which], found.down[which] = -found.gate[which], -found.down[which]
+
+
+def _turn_over(found: _Neurons, tolerance: float) -> None:
+    """Turn those neurons over whose affine maps sum to the linear map, where there are such.
+
+    Each leaves a matrix of rank one; which of them are in the sum is linear regression, whose
+    coefficients are then zeros and ones. Cost: O(d^2 hidden^2).
+    """
+    linear = found.linear[:-1]
+    size = float(np.linalg.norm(linear))
+    if not found.activation.mirrors or not len(found.up):
+        return
+    if np.abs(linear).max(initial=0.0) <= tolerance * max(found.terms, 1e-300):
+        return
+    maps = np.einsum("na,ne->nae", found.up[:, :-1], found.down).reshape(len(found.up), -1)
+    shares = np.linalg.lstsq(maps.T, -linear.ravel(), rcond=1e-10)[0]
+    which = np.flatnonzero(shares > 0.5)
+    left = linear.ravel() + maps[which].sum(axis=0)
+    if np.linalg.norm(left) <= tolerance * max(size, found.terms):
+        _turn(found, which)
 
 
 def _feed_forward(found: _Neurons, given: FeedForward, tolerance: float) -> FeedForward:

@@ -82,8 +82,12 @@ class BlockParametrisation(Parametrisation):
 
     def neuron_values(self, params: BlockParams, chunk: Chunk) -> Float[Array, "b k n"]:
         """What each neuron hands to its output weights."""
-        z = self._stream(params, chunk).z
+        z = self.neuron_inputs(params, chunk)
         return neurons(split(params)["feed_forward"], z, self.design.act)
+
+    def neuron_inputs(self, params: BlockParams, chunk: Chunk) -> Float[Array, "b k d"]:
+        """What neurons see."""
+        return self._stream(params, chunk).z
 
     def _stream(self, params: BlockParams, chunk: Chunk) -> _Stream:
         """What is there when neurons begin."""

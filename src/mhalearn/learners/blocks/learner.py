@@ -67,11 +67,11 @@ def learn_block(
     train, select = _split(examples, run.seed)
     sizes = _student_sizes(wanted, options)
     best: Block | None = None
-    best_loss = math.inf
+    best_loss, linear = math.inf, True
     for attempt, strength in enumerate(options.strengths):
         if run.is_over():
             break
-        student = anneal_student(train, wanted, sizes, attempt, strength, run, options)
+        student = anneal_student(train, wanted, sizes, attempt, strength, run, options, linear)
         loss = relative_error(student, select)
         run.emit("student", attempt, loss, detail=f"{student!r}, on held-out examples")
         found = prune(student, train, _TOLERANCES[-1], wanted.n_heads, wanted.hidden)
@@ -83,12 +83,14 @@ def learn_block(
             loss = relative_error(found, select)
             if loss < EXACT:
                 found = _shrink(found, train, select, run, options)
+                found = _turn_over(found, train, select, run, options)
                 loss = relative_error(found, select)
+                linear = linear and found.feed_forward.linear is None
             if loss < best_loss:
                 best, best_loss = found, loss
             if loss < EXACT or run.is_over():
                 break
-        if best_loss < EXACT:
+        if best_loss < EXACT and best.feed_forward.linear is None:
             break
         sizes = _next_sizes(sizes, found, wanted)
     if best is None:
@@ -130,9 +132,9 @@ def _next_sizes(sizes: Sizes, found: Block, wanted: BlockClass) -> Sizes:
     )
 
 
-def _design(wanted: BlockClass, sizes: Sizes) -> BlockDesign:
+def _design(wanted: BlockClass, sizes: Sizes, linear: bool = False) -> BlockDesign:
     attention = wanted.design.attention.with_heads(sizes.heads)
-    return replace(wanted.design, attention=attention, hidden=sizes.neurons)
+    return replace(wanted.design, attention=attention, hidden=sizes.neurons, linear=linear)
 
 
 def anneal_student(
@@ -143,9 +145,14 @@ def anneal_student(
     strength: float,
     run: Run,
     options: BlockOptions,
+    linear: bool = False,
 ) -> Block:
-    """A student with surplus heads and neurons, by Adam under a fading penalty."""
-    kind = BlockParametrisation(_design(wanted, sizes).architecture)
+    """A student with surplus heads and neurons, by Adam under a fading penalty.
+
+    linear: with a linear map beside its neurons, so that a neuron that it finds turned over needs
+    no others to make up for that.
+    """
+    kind = BlockParametrisation(_design(wanted, sizes, linear).architecture)
     problem = make_problem(train, kind)
     start = kind.init(generator(run.seed, Stream.BLOCK_STARTS, attempt))
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], start)
@@ -173,7 +180,7 @@ def _descend(block: Block, train: Examples, run: Run, options: BlockOptions, sta
     kind = block.parametrisation
     if kind.size() > _MOST_UNKNOWNS:
         return block
-    limit = train.counting_limit(block.architecture)
+    limit = train.counting_limit(replace(block.design, linear=False).architecture)
     count = min(train.n, max(64, math.ceil(options.examples * limit)))
     problem = make_problem(train.sample(count, run.seed), kind)
     found = descend_densely(kind.from_layer(block, problem.units), problem, run, stage=stage)
@@ -199,3 +206,15 @@ def _shrink(
             return block
         block = found
     return block
+
+
+def _turn_over(
+    block: Block, train: Examples, select: Examples, run: Run, options: BlockOptions
+) -> Block:
+    """The same block without a linear map beside its neurons, where some of them turned over
+    leave none; else as it was."""
+    turned = block.canonical()
+    if block.feed_forward.linear is None or turned.feed_forward.linear is not None:
+        return block
+    found = _descend(turned, train, run, options, "Gauss-Newton, turned over")
+    return found if relative_error(found, select) < EXACT else block
