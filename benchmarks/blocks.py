@@ -46,30 +46,31 @@ class Case(NamedTuple):
     k: int = 4
     n: int = 3000
     max_seconds: float = 600.0
-
-    def __str__(self) -> str:
-        norm = "no norm" if self.norm is None else f"{self.norm}-norm"
-        return f"{self.activation}, {norm}, d={self.d}, {self.n_heads} heads, {self.hidden} neurons"
+    norm_kind: str = "layer"
 
     def teacher(self, seed: int) -> mha.Block:
-        return mha.random_block(
-            self.n_heads, self.d, self.hidden, self.activation, self.norm, seed=seed
-        )
+        sizes = self.n_heads, self.d, self.hidden
+        kind = {"norm_kind": self.norm_kind, "seed": seed}
+        return mha.random_block(*sizes, self.activation, self.norm, **kind)
 
     def inputs(self, seed: int, n: int | None = None) -> np.ndarray:
         return mha.sample_inputs("gaussian", n or self.n, self.k, self.d, seed=seed)
 
 
 CASES = {name: Case(name) for name in ("gelu", "relu", "silu", "glu")}
-CASES |= {"pre-norm": Case("gelu", "pre"), "post-norm": Case("gelu", "post")}
+for _place in ("pre", "post"):
+    for _kind, _name in (("layer", "LayerNorm"), ("rms", "RMSNorm")):
+        CASES[f"{_place} {_name}"] = Case("gelu", _place, norm_kind=_kind)
+    # The d = 16 line of the docs' table.
+    CASES[f"{_place} LayerNorm, d = 16"] = Case("gelu", _place, 4, 16, 64, 4, 20_000)
 
 
 def fit(
     case: Case, x: np.ndarray, y: np.ndarray, seed: int, **told
 ) -> tuple[mha.BlockRegressor, Record]:
     """A fitted estimator, and what it took."""
-    settings = {"activation": case.activation, "norm": case.norm, "random_state": seed}
-    settings |= {"max_seconds": case.max_seconds}
+    settings = {"activation": case.activation, "norm": case.norm, "norm_kind": case.norm_kind}
+    settings |= {"max_seconds": case.max_seconds, "random_state": seed}
     began, used = time.monotonic(), time.process_time()
     found = mha.BlockRegressor(**(settings | told)).fit(x, y)
     return found, {

@@ -3,8 +3,8 @@
 Scales that no function shows are one; neurons that do not depend on their input are a bias, or a
 linear map; copies are added up, and neurons that share a gate are as many as their map has rank; a
 neuron and its mirror image, act(z) and act(-z) = act(z) - z, are one neuron and a linear map (so
-are those of sigmoid gates, act(-z) = 1 - act(z)); dead ones are left out; where turning some of them
-over makes the linear map vanish, they are; the rest comes in the order of its size.
+are those of sigmoid gates, act(-z) = 1 - act(z)); dead ones are left out; where turning some over
+makes the linear map vanish, they are; the rest comes in the order of its size.
 """
 
 from __future__ import annotations

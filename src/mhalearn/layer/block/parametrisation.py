@@ -129,6 +129,12 @@ class BlockParametrisation(Parametrisation):
         zeros = {name: np.zeros(shape) for name, shape in self.shapes().items()}
         return zeros | layer.params
 
+    def straightened(self) -> BlockParametrisation:
+        """Of post-norm blocks, with the scale of their inner stream as a number of its own."""
+        from mhalearn.layer.block.scaled import ScaledBlock  # which is one of these
+
+        return ScaledBlock(self.architecture) if self.design.norm == "post" else self
+
     def size(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes().values())
 

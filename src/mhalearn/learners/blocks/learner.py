@@ -67,7 +67,7 @@ def learn_block(
     train, select = _split(examples, run.seed)
     sizes = _student_sizes(wanted, options)
     best: Block | None = None
-    best_loss, linear = math.inf, True
+    best_loss, linear = math.inf, wanted.design.norm != "post"
     for attempt, strength in enumerate(options.strengths):
         if run.is_over():
             break
@@ -177,7 +177,7 @@ def anneal_student(
 
 def _descend(block: Block, train: Examples, run: Run, options: BlockOptions, stage: str) -> Block:
     """Gauss-Newton on as many examples as the block needs; then, if that was exact, no more."""
-    kind = block.parametrisation
+    kind = block.parametrisation.straightened()
     if kind.size() > _MOST_UNKNOWNS:
         return block
     limit = train.counting_limit(replace(block.design, linear=False).architecture)
