@@ -1,6 +1,6 @@
-"""Whole blocks from random examples: recovery, traps, and Adam alone beside it.
+"""Whole blocks from random examples: recovery, with how few it works, and Adam alone beside it.
 
-    python benchmarks/blocks.py [--part recovery|peers|traps] [--seeds 0:5] [--cases NAME,NAME]
+    python benchmarks/blocks.py [--part recovery|peers|few] [--seeds 0:5] [--cases NAME,NAME]
 
 Every run is appended to benchmarks/results/blocks.json as soon as it ends, failures included; one
 that is there already, from the same kind of machine, is not made again. Numbers of heads and
@@ -31,6 +31,8 @@ from mhalearn.learners.blocks.options import BlockClass, BlockOptions
 from mhalearn.run.run import Run
 from mhalearn.solvers.polish import relative_error
 
+# Numbers of examples of the part `few`.
+FEW = (1600, 800, 400, 200, 100)
 # Students of peers have these seeds' streams to themselves.
 _FRESH = 7000
 
@@ -126,91 +128,9 @@ def descend_alone(case: Case, surplus: float, seed: int) -> Record:
     }
 
 
-# Traps: what must never be called recovered
-
-
-def _missing(case: Case, seed: int) -> tuple:
-    teacher = case.teacher(seed)
-    x = case.inputs(seed)
-    return x, teacher(x), {"n_heads": case.n_heads, "hidden": case.hidden - 1}
-
-
-def _surplus(case: Case, seed: int) -> tuple:
-    teacher = case.teacher(seed)
-    x = case.inputs(seed)
-    return x, teacher(x), {"n_heads": case.n_heads, "hidden": case.hidden + 4}
-
-
-def _with_neurons(case: Case, seed: int, change: Callable) -> tuple:
-    """With all numbers told, as they are in a teacher some of whose neurons do not count."""
-    teacher = case.teacher(seed)
-    ff = teacher.feed_forward
-    teacher = teacher.replace(feed_forward=ff.replace(**change(ff)))
-    x = case.inputs(seed)
-    return x, teacher(x), {"n_heads": case.n_heads, "hidden": case.hidden}
-
-
-def _dead(ff) -> dict:
-    return {"down": np.where(np.arange(ff.hidden)[:, None] < 2, 0.0, ff.down)}
-
-
-def _equal(ff) -> dict:
-    order = [0, 0, *range(2, ff.hidden)]
-    return {"up": ff.up[:, order], "up_bias": ff.up_bias[order]}
-
-
-def _other(case: Case, seed: int, **wrong) -> tuple:
-    teacher = case.teacher(seed)
-    x = case.inputs(seed)
-    return x, teacher(x), {"n_heads": case.n_heads, "hidden": case.hidden} | wrong
-
-
-def _dropout(case: Case, seed: int) -> tuple:
-    """A tenth of what the block adds to the stream is dropped, and the rest made up for it."""
-    teacher = case.teacher(seed)
-    x = case.inputs(seed)
-    kept = np.random.default_rng(seed).random(x.shape) > 0.1
-    return x, x + (teacher(x) - x) * kept / 0.9, {"n_heads": case.n_heads, "hidden": case.hidden}
-
-
-def _coarse(case: Case, seed: int) -> tuple:
-    import ml_dtypes
-
-    teacher = case.teacher(seed)
-    x = case.inputs(seed)
-    y = teacher(x).astype(ml_dtypes.bfloat16).astype(np.float32)
-    return x, y, {"n_heads": case.n_heads, "hidden": case.hidden}
-
-
-def _twice(case: Case, seed: int) -> tuple:
-    first, second = case.teacher(seed), case.teacher(seed + 500)
-    x = case.inputs(seed)
-    return x, second(first(x)), {"n_heads": case.n_heads, "hidden": case.hidden}
-
-
-TRAPS: dict[str, Callable[[Case, int], tuple]] = {
-    "missing neuron": _missing,
-    "surplus told": _surplus,
-    "dead neurons": partial(_with_neurons, change=_dead),
-    "two equal neurons": partial(_with_neurons, change=_equal),
-    "wrong activation": partial(_other, activation="silu"),
-    "wrong norm": partial(_other, norm="pre"),
-    "dropout left on": _dropout,
-    "bfloat16 labels": _coarse,
-    "two blocks": _twice,
-}
-
-
-def spring(case: Case, trap: str, seed: int) -> Record:
-    """One attempt a trap: more of them only take longer to fail."""
-    x, y, told = TRAPS[trap](case, seed)
-    options = BlockOptions(strengths=BlockOptions().strengths[:1])
-    return fit(case, x, y, seed, options=options, **told)[1]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=("recovery", "peers", "traps"), default="recovery")
+    parser.add_argument("--part", choices=("recovery", "peers", "few"), default="recovery")
     parser.add_argument("--seeds", type=seed_range, default="0:5", help="start:stop")
     parser.add_argument("--cases", type=names, default="gelu,relu,silu,glu")
     parser.add_argument("--out", type=Path, default=RESULTS / "blocks.json")
@@ -227,8 +147,8 @@ def main() -> None:
                     found = partial(descend_alone, case, surplus, seed)
                     _say(ledger.run(key | {"student": width}, found))
             else:
-                for trap in TRAPS:
-                    _say(ledger.run(key | {"trap": trap}, partial(spring, case, trap, seed)))
+                for n in FEW:
+                    _say(ledger.run(key | {"n": n}, partial(recover, case._replace(n=n), seed)))
 
 
 def _say(record: Record) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from mhalearn._runtime.programs import float64
 from mhalearn._runtime.types import Float64
@@ -164,23 +165,58 @@ def _turn(found: _Neurons, which: Any) -> None:
 
 
 def _turn_over(found: _Neurons, tolerance: float) -> None:
-    """Turn those neurons over whose affine maps sum to the linear map, where there are such.
-
-    Each leaves a matrix of rank one; which of them are in the sum is linear regression, whose
-    coefficients are then zeros and ones. Cost: O(d^2 hidden^2).
-    """
+    """Turn those neurons over whose affine maps sum to the linear map, where there are such."""
     linear = found.linear[:-1]
-    size = float(np.linalg.norm(linear))
     if not found.activation.mirrors or not len(found.up):
         return
     if np.abs(linear).max(initial=0.0) <= tolerance * max(found.terms, 1e-300):
         return
-    maps = np.einsum("na,ne->nae", found.up[:, :-1], found.down).reshape(len(found.up), -1)
-    shares = np.linalg.lstsq(maps.T, -linear.ravel(), rcond=1e-10)[0]
-    which = np.flatnonzero(shares > 0.5)
-    left = linear.ravel() + maps[which].sum(axis=0)
-    if np.linalg.norm(left) <= tolerance * max(size, found.terms):
+    which, _ = choose_turned(found.up[:, :-1], found.down, linear, None, tolerance)
+    if which is not None:
         _turn(found, which)
+
+
+def choose_turned(
+    inputs: Float64,
+    outputs: Float64,
+    linear: Float64,
+    free: Float64 | None,
+    tolerance: float,
+) -> tuple[NDArray[np.int64] | None, Float64]:
+    """Neurons (h, a) and (h, e) that, turned over, leave of a linear map (a, e) a combination of
+    the maps `free` (f, a, e), and its coefficients; None where there are none.
+
+    Each neuron adds a matrix of rank one; which of them are in the sum is linear regression, whose
+    coefficients are then zeros and ones. Cost: O(a e (h + f)^2).
+    """
+    size = linear.size
+    maps = np.einsum("na,ne->nae", inputs, outputs).reshape(-1, size)
+    others = np.zeros((0, size)) if free is None else free.reshape(-1, size)
+    target = linear.ravel()
+    shares = np.linalg.lstsq(np.vstack([-maps, others]).T, target, rcond=1e-10)[0]
+    which = np.flatnonzero(shares[: len(maps)] > 0.5)
+    target = target + maps[which].sum(axis=0)
+    rest = np.linalg.lstsq(others.T, target, rcond=1e-10)[0] if len(others) else np.zeros(0)
+    left = np.linalg.norm(target - rest @ others)
+    is_done = left <= tolerance * max(float(np.linalg.norm(linear)), float(np.abs(maps).max()))
+    return (which if is_done else None), rest
+
+
+def merge_neurons(ff: FeedForward, tolerance: float) -> FeedForward:
+    """With neurons made one whose inputs are as near, up to their sign where that can be turned;
+    of gated ones, the gates. Nearly the same function."""
+    found = _Neurons(ff)
+    if ff.hidden:
+        _fix_scales(found)
+        _merge(found, tolerance) if found.gate is None else _merge_gated(found, tolerance)
+    return _feed_forward(found, ff, 0.0)
+
+
+def turn_neurons(ff: FeedForward, which: NDArray[np.int64]) -> FeedForward:
+    """The same function by some neurons' mirror images, and what they leave out as a linear map."""
+    found = _Neurons(ff)
+    _turn(found, which)
+    return _feed_forward(found, ff, 0.0)
 
 
 def _feed_forward(found: _Neurons, given: FeedForward, tolerance: float) -> FeedForward:

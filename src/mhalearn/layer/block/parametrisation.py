@@ -130,10 +130,10 @@ class BlockParametrisation(Parametrisation):
         return zeros | layer.params
 
     def straightened(self) -> BlockParametrisation:
-        """Of post-norm blocks, with the scale of their inner stream as a number of its own."""
+        """With scales that hardly show as numbers of their own."""
         from mhalearn.layer.block.scaled import ScaledBlock  # which is one of these
 
-        return ScaledBlock(self.architecture) if self.design.norm == "post" else self
+        return ScaledBlock(self.architecture)
 
     def size(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes().values())

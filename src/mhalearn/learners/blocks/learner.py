@@ -37,6 +37,11 @@ _TOLERANCES, _SURELY_NOTHING = (3e-5, 1e-7), 1e-14
 _OPEN_HEADS, _OPEN_NEURONS = 3, 3
 # And at least so many neurons more than asked for: of few neurons a half is too little.
 _LEAST_SURPLUS = 8
+# Distances of neurons that are made one where descent creeps, from careful to bold: two that should
+# be one approach each other slowly.
+_NEAR = (0.03, 0.1, 0.3)
+# Steps of Gauss-Newton before it is looked whether neurons are to be made one, and after it.
+_FIRST_STEPS, _STEPS = 20, 60
 # The penalty falls by this much.
 _FADE = 1e-5
 # Examples held out to choose by: a tenth, and no more than this.
@@ -67,7 +72,7 @@ def learn_block(
     train, select = _split(examples, run.seed)
     sizes = _student_sizes(wanted, options)
     best: Block | None = None
-    best_loss, linear = math.inf, wanted.design.norm != "post"
+    best_loss, linear = math.inf, True
     for attempt, strength in enumerate(options.strengths):
         if run.is_over():
             break
@@ -79,8 +84,11 @@ def learn_block(
             best, best_loss = found, crude
         for tolerance in _TOLERANCES if loss < _HOPELESS else ():
             pruned = prune(student, train, tolerance, wanted.n_heads, wanted.hidden)
-            found = _descend(pruned, train, run, options, f"Gauss-Newton {attempt + 1}")
+            stage = f"Gauss-Newton {attempt + 1}"
+            found = _descend(pruned, train, run, options, stage)
             loss = relative_error(found, select)
+            if not loss < EXACT:
+                found, loss = _merge_near(found, loss, train, select, run, options, stage)
             if loss < EXACT:
                 found = _shrink(found, train, select, run, options)
                 found = _turn_over(found, train, select, run, options)
@@ -175,7 +183,39 @@ def anneal_student(
     return problem.to_layer(found if finite else start)
 
 
-def _descend(block: Block, train: Examples, run: Run, options: BlockOptions, stage: str) -> Block:
+def _merge_near(
+    block: Block,
+    loss: float,
+    train: Examples,
+    select: Examples,
+    run: Run,
+    options: BlockOptions,
+    stage: str,
+) -> tuple[Block, float]:
+    """Make neurons one that are near, and descend again; else descend from where it was."""
+    size = block.hidden
+    for near in _NEAR:
+        merged = prune(block, train, _TOLERANCES[-1], near=near)
+        if merged.hidden == size or run.is_over():
+            continue
+        size = merged.hidden
+        found = _descend(merged, train, run, options, stage)
+        if (now := relative_error(found, select)) < loss:
+            block, loss = found, now
+        if loss < EXACT:
+            return block, loss
+    found = _descend(block, train, run, options, stage, _STEPS)
+    return found, relative_error(found, select)
+
+
+def _descend(
+    block: Block,
+    train: Examples,
+    run: Run,
+    options: BlockOptions,
+    stage: str,
+    max_steps: int = _FIRST_STEPS,
+) -> Block:
     """Gauss-Newton on as many examples as the block needs; then, if that was exact, no more."""
     kind = block.parametrisation.straightened()
     if kind.size() > _MOST_UNKNOWNS:
@@ -183,7 +223,9 @@ def _descend(block: Block, train: Examples, run: Run, options: BlockOptions, sta
     limit = train.counting_limit(replace(block.design, linear=False).architecture)
     count = min(train.n, max(64, math.ceil(options.examples * limit)))
     problem = make_problem(train.sample(count, run.seed), kind)
-    found = descend_densely(kind.from_layer(block, problem.units), problem, run, stage=stage)
+    found = descend_densely(
+        kind.from_layer(block, problem.units), problem, run, stage=stage, max_steps=max_steps
+    )
     if not np.isfinite(found.loss):
         return block
     return problem.to_layer(found.params)

@@ -20,7 +20,7 @@ from mhalearn.data import Examples
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.block.block import Block
 from mhalearn.layer.block.feed_forward import FeedForward
-from mhalearn.layer.block.neurons import canonical_neurons
+from mhalearn.layer.block.neurons import canonical_neurons, merge_neurons
 from mhalearn.layer.block.parametrisation import BlockParametrisation, BlockParams
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation
@@ -38,10 +38,12 @@ def prune(
     tolerance: float,
     most_heads: int | None = None,
     most_neurons: int | None = None,
+    near: float = 0.0,
 ) -> Block:
     """A block of fewer heads and neurons that changes outputs by little.
 
     tolerance: of the energy of what neurons put out, the share that leaving one out may change.
+    near: distance of inputs, over the largest, of neurons that are made one before.
     most_heads, most_neurons: leave out more, until no more than these are left.
     Cost: O(hidden^4) beside a pass over some examples. Trust: a heuristic; what is left is judged
     by how well it then fits.
@@ -55,7 +57,10 @@ def prune(
         merged = merged.replace(theta=merged.theta[kept], w=merged.w[kept], key_vector=vectors)
     ff = block.feed_forward
     if ff.gate is not None:
-        ff = _like(canonical_neurons(ff, tolerance**0.5), ff)
+        ff = canonical_neurons(ff, tolerance**0.5)
+    elif near > 0:
+        ff = merge_neurons(ff, near)
+    ff = _like(ff, block.feed_forward)
     block = block.replace(attention=merged, feed_forward=ff)
     if not ff.hidden:
         return block
