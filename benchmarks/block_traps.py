@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is a package 
 
 import numpy as np
 
-import mhalearn as mha
 from benchmarks import RESULTS
 from benchmarks.blocks import Case, fit
 from benchmarks.ledger import Ledger, Record, names, seed_range
