@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mhalearn._runtime.types import Array, Float
 from mhalearn.layer.batches import Chunk
@@ -53,20 +55,22 @@ class ScaledBlock(BlockParametrisation):
         return super().forward(_scaled(params), chunk)
 
     def to_layer(self, params: Params, units: Units) -> Block:
-        return super().to_layer(_scaled(params), units)
+        # In NumPy, whose doubles stay doubles wherever this is called.
+        return super().to_layer(_scaled(jax.tree.map(np.asarray, params), np), units)
 
     def invariants(self, params: Params) -> Params:
         return _scaled(params)
 
 
-def _scaled(params: Mapping[str, Any]) -> dict[str, Any]:
+def _scaled(params: Mapping[str, Any], xp: Any = jnp) -> dict[str, Any]:
     """The block's own arrays."""
     found = dict(params)
     if _NEURONS in found:
-        found = _scale_neurons(found, found.pop(_NEURONS))
+        scales = xp.exp(found.pop(_NEURONS))
+        found = _scale_neurons(found, scales)
     if _STREAM not in found:
         return found
-    scale = jnp.exp(found.pop(_STREAM))
+    scale = xp.exp(found.pop(_STREAM))
     for name in found:
         if name in _GROWS:
             found[name] = found[name] * scale
@@ -75,15 +79,15 @@ def _scaled(params: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _scale_neurons(params: dict[str, Any], logs: Array) -> dict[str, Any]:
+def _scale_neurons(params: dict[str, Any], scales: Any) -> dict[str, Any]:
     """Larger inputs and smaller outputs: of neurons that are bent a little the curvature stays, and
     the linear map takes what changes of half their slope."""
     ff = {name.rpartition(".")[2]: leaf for name, leaf in params.items() if "feed_" in name}
     gated = "gate" in ff
-    side, power = ("gate", 1.0) if gated else ("up", 2.0)
-    changed = {side: ff[side] * jnp.exp(logs), "down": ff["down"] * jnp.exp(-power * logs)[:, None]}
+    side, power = ("gate", 1) if gated else ("up", 2)
+    changed = {side: ff[side] * scales, "down": ff["down"] / (scales**power)[:, None]}
     if f"{side}_bias" in ff:
-        changed[f"{side}_bias"] = ff[f"{side}_bias"] * jnp.exp(logs)
+        changed[f"{side}_bias"] = ff[f"{side}_bias"] * scales
     there = ff | changed
     changed["linear"] = ff["linear"] + (ff["up"] @ ff["down"] - there["up"] @ there["down"]) / 2
     if "up_bias" in ff:
