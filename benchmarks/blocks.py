@@ -1,6 +1,6 @@
 """Whole blocks from random examples: recovery, with how few it works, and Adam alone beside it.
 
-    python benchmarks/blocks.py [--part recovery|peers|few] [--seeds 0:5] [--cases NAME,NAME]
+    python benchmarks/blocks.py [--part recovery|peers|few|film] [--seeds 0:5] [--cases NAME,NAME]
 
 Every run is appended to benchmarks/results/blocks.json as soon as it ends, failures included; one
 that is there already, from the same kind of machine, is not made again. Numbers of heads and
@@ -26,13 +26,16 @@ from benchmarks import RESULTS
 from benchmarks.ledger import Ledger, Record, finite, names, seed_range
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.block.design import BlockDesign
-from mhalearn.learners.blocks.learner import Sizes, anneal_student
+from mhalearn.learners.blocks.learner import Sizes, anneal_student, learn_block
 from mhalearn.learners.blocks.options import BlockClass, BlockOptions
+from mhalearn.run.events import Event
 from mhalearn.run.run import Run
 from mhalearn.solvers.polish import relative_error
 
 # Numbers of examples of the part `few`.
 FEW = (1600, 800, 400, 200, 100)
+# Distance, over its size, at which a head or neuron of the truth counts as found in a film.
+_NEAR = 0.1
 # Students of peers have these seeds' streams to themselves.
 _FRESH = 7000
 
@@ -128,9 +131,44 @@ def descend_alone(case: Case, surplus: float, seed: int) -> Record:
     }
 
 
+def film(case: Case, seed: int) -> Record:
+    """What is there as a search goes on: its error, and the heads and neurons of the truth that the
+    block at hand has within a tenth of their size."""
+    teacher = case.teacher(seed)
+    x = case.inputs(seed)
+    design = BlockDesign(Architecture(case.d, 1, bias=True), 1, case.activation, norm=case.norm)
+    used, frames = time.process_time(), []
+
+    def look(event: Event) -> None:
+        if run.layer_at_hand is None:
+            return
+        block = run.layer_at_hand()
+        seen = {"stage": event.stage, "seconds": time.process_time() - used, "error": event.loss}
+        frames.append(seen | {"heads": _count_heads(block, teacher)} | _neurons(block, teacher))
+
+    run = Run(seed=seed, on_event=look)
+    found = learn_block(mha.Examples(x, teacher(x)), BlockClass(design), run, BlockOptions())
+    error = mha.compare(found.layer, teacher).max_error
+    return {"frames": frames, "max_error": finite(error)}
+
+
+def _count_heads(block: mha.Block, truth: mha.Block) -> int:
+    ours, true = block.attention, truth.attention
+    apart = np.linalg.norm(ours.theta[:, None] - true.theta, axis=(2, 3))
+    return int(np.sum((apart / np.linalg.norm(true.theta, axis=(1, 2))).min(axis=0) < _NEAR))
+
+
+def _neurons(block: mha.Block, truth: mha.Block) -> Record:
+    """Input weights up to their sign, which a linear map beside them can turn."""
+    ours, true = block.feed_forward.up.T, truth.feed_forward.up.T
+    apart = np.minimum(*(np.linalg.norm(ours[:, None] - s * true, axis=2) for s in (1, -1)))
+    near = (apart / np.linalg.norm(true, axis=1)).min(axis=0) < _NEAR
+    return {"neurons": int(np.sum(near)), "held": block.hidden}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=("recovery", "peers", "few"), default="recovery")
+    parser.add_argument("--part", choices=("recovery", "peers", "few", "film"), default="recovery")
     parser.add_argument("--seeds", type=seed_range, default="0:5", help="start:stop")
     parser.add_argument("--cases", type=names, default="gelu,relu,silu,glu")
     parser.add_argument("--out", type=Path, default=RESULTS / "blocks.json")
@@ -146,13 +184,15 @@ def main() -> None:
                 for width, surplus in (("exact", 1.0), ("surplus", 1.5)):
                     found = partial(descend_alone, case, surplus, seed)
                     _say(ledger.run(key | {"student": width}, found))
+            elif asked.part == "film":
+                _say(ledger.run(key, partial(film, case, seed)))
             else:
                 for n in FEW:
                     _say(ledger.run(key | {"n": n}, partial(recover, case._replace(n=n), seed)))
 
 
 def _say(record: Record) -> None:
-    left_out = ("machine", "device", "code", "reason")
+    left_out = ("machine", "device", "code", "reason", "frames")
     print({name: value for name, value in record.items() if name not in left_out}, flush=True)
 
 

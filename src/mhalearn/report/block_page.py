@@ -13,6 +13,7 @@ from mhalearn.judge.certificate import Certificate
 from mhalearn.judge.solution import Solution
 from mhalearn.layer.block.block import Block
 from mhalearn.layer.block.comparison import BlockComparison, compare_blocks
+from mhalearn.layer.layer import AttentionLayer
 from mhalearn.report.descent import draw_descent, list_stages
 
 # Heads that are drawn; of more, the sizes are told.
@@ -106,7 +107,7 @@ def _errors(match: BlockComparison) -> list[tuple[str, float]]:
 def _draw_heads(block: Block) -> list[list[Picture]]:
     """Of each head what it attends by and what it projects with."""
     heads = block.attention
-    if not hasattr(heads, "theta"):
+    if not isinstance(heads, AttentionLayer):
         return []
     theta, w = np.asarray(heads.theta), np.asarray(heads.w)
     limits = _limit(theta), _limit(w)
