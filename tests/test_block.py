@@ -11,12 +11,17 @@ import mhalearn as mha
 from mhalearn._runtime.programs import float64
 from mhalearn.layer.batches import make_chunk
 from mhalearn.layer.block.activations import NAMES
+from mhalearn.layer.block.neurons import turn_neurons
+from mhalearn.layer.block.norms import Norm
+from mhalearn.layer.units import Units
 
 ROPE = {"rope": mha.Rope(base=10.0), "causal": True, "head_dim": 2}
 # Of the counts, one of each activation and norm; together all that a block may have.
 COUNTED = {
     "no norm": {"activation": "gelu", "norm": None},
     "no norm, ReLU, no bias": {"activation": "relu", "norm": None, "bias": False},
+    "no norm, ReLU": {"activation": "relu", "norm": None},
+    "pre, LayerNorm, ReLU": {"activation": "relu", "norm": "pre"},
     "no norm, rank 2": {"activation": "gelu", "norm": None, "head_dim": 2},
     "pre, LayerNorm": {"norm": "pre", "activation": "silu"},
     "pre, LayerNorm, rotary": {"norm": "pre", **ROPE},
@@ -109,6 +114,67 @@ def test_a_canonical_pre_norm_has_no_gain_left() -> None:
         assert norm.bias is not None
         assert not norm.bias.any()
     assert np.abs(found.attention.theta.sum(axis=1)).max() < 1e-12  # a LayerNorm has mean zero
+
+
+def with_other_gain(block: mha.Block) -> mha.Block:
+    """The same post-norm block: a linear map beside the neurons can take up the first gain."""
+    first, second = block.norms
+    ff, change = block.feed_forward, np.exp(0.2 * np.random.default_rng(0).standard_normal(block.d))
+    bias = None if first.bias is None else first.bias * change
+    linear = (np.eye(block.d) + ff.linear) / change[:, None] - np.eye(block.d)
+    moved = {"up": ff.up / change[:, None], "linear": linear}
+    if ff.gate is not None:
+        moved["gate"] = ff.gate / change[:, None]
+    other = Norm(first.gain * change, bias, first.kind, first.epsilon)
+    return block.replace(feed_forward=ff.replace(**moved), norms=(other, second))
+
+
+@pytest.mark.parametrize("place", [None, "pre layer", "pre rms", "post layer", "post rms"])
+@pytest.mark.parametrize("activation", ["relu", "glu", "gelu", "silu"])
+def test_neurons_that_are_turned_over_are_turned_back(activation: str, place: str | None) -> None:
+    """act(z) is act(-z) + z, or 1 - act(-z): the linear map that is left says which were turned."""
+    norm, kind = (None, "layer") if place is None else place.split()
+    block = mha.random_block(2, 6, 8, activation, norm, norm_kind=kind, seed=3)
+    turned = block.replace(feed_forward=turn_neurons(block.feed_forward, np.array([1, 4, 7])))
+    if norm == "post":
+        turned = with_other_gain(turned)
+    assert same_function(block, turned)
+    assert turned.feed_forward.linear is not None
+    found = turned.canonical()
+    assert found.feed_forward.linear is None
+    assert same_function(block, found)
+    assert mha.compare(turned, block).max_error < 1e-12
+
+
+def test_a_linear_map_that_no_turned_neuron_explains_stays() -> None:
+    block = mha.random_block(2, 6, 8, "gelu", None)
+    ff = block.feed_forward.replace(linear=0.1 * np.eye(6))
+    found = block.replace(feed_forward=ff).canonical()
+    assert found.feed_forward.linear is not None
+    assert same_function(block.replace(feed_forward=ff), found)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "glu"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_straightened_blocks_are_the_same_blocks(activation: str, norm: str) -> None:
+    """At scale one, and along it, where of faint neurons only the fourth order changes."""
+    block = mha.random_block(1, 5, 4, activation, norm)
+    block = block.replace(feed_forward=turn_neurons(block.feed_forward, np.array([0])))
+    kind = block.parametrisation.straightened()
+    params = kind.from_layer(block, Units())
+    with float64():
+        assert same_function(kind.to_layer(params, Units()), block)
+        scales = {name: leaf + 0.1 for name, leaf in params.items() if "log_scale" in name}
+        moved = kind.to_layer(params | scales, Units())
+    names = {"feed_forward.log_scales"} | ({"norm_1.log_scale"} if norm == "post" else set())
+    assert set(scales) == names
+    x = tokens(block)
+    size = np.abs(block(x)).max()
+    alone = params | {name: leaf for name, leaf in scales.items() if "norm" in name}
+    if norm == "post":  # only epsilon shows the stream's scale
+        with float64():
+            assert np.abs(kind.to_layer(alone, Units())(x) - block(x)).max() < 1e-4 * size
+    assert 0 < np.abs(moved(x) - block(x)).max() < 0.1 * size
 
 
 @pytest.mark.parametrize("norm", [None, "pre", "post"])

@@ -1,13 +1,18 @@
 """Paragraphs of a page, broken again once their numbers are in."""
 
+import re
 import textwrap
 
 WIDTH = 97
 
 
 def reflow(text: str) -> str:
-    """Paragraphs in lines of at most so many characters; headings, tables and lists stay."""
-    return "\n\n".join(map(_fill, text.split("\n\n")))
+    """Paragraphs in lines of at most so many characters; headings, tables, lists and code stay."""
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)
+    return "".join(
+        part if part.startswith("```") else "\n\n".join(map(_fill, part.split("\n\n")))
+        for part in parts
+    )
 
 
 def _fill(paragraph: str) -> str:

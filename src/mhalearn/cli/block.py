@@ -47,7 +47,9 @@ class BlockAsked(NamedTuple):
         }
 
 
-def learn_block(examples: Examples, asked: BlockAsked, out: Path | None, as_json: bool) -> int:
+def learn_block(
+    examples: Examples, asked: BlockAsked, out: Path | None, report: Path | None, as_json: bool
+) -> int:
     """Learn, save and tell; the exit code."""
     import mhalearn as mha
 
@@ -56,6 +58,8 @@ def learn_block(examples: Examples, asked: BlockAsked, out: Path | None, as_json
     block, solution = estimator.block_, estimator.solution_
     if out is not None:
         block.save(out)
+    if report is not None:
+        mha.write_report(estimator, report)
     certificate, seconds = estimator.certificate_, time.monotonic() - began
     if as_json:
         print_json(
@@ -71,6 +75,7 @@ def learn_block(examples: Examples, asked: BlockAsked, out: Path | None, as_json
                 "relative_mse": None if certificate is None else certificate.relative_mse,
                 "certificate": None if certificate is None else certificate.to_dict(),
                 "layer": out,
+                "report": report,
                 "seconds": seconds,
             }
         )
@@ -82,6 +87,8 @@ def learn_block(examples: Examples, asked: BlockAsked, out: Path | None, as_json
             "block": f"{sizes}: {saved}",
             "examples": f"{examples.n}: {times(examples.n, limit)}",
         }
+        if report is not None:
+            facts["report"] = str(report)
         if certificate is not None:
             facts["held-out error"] = f"{certificate.relative_mse:.1e} relative squared"
         print_verdict(solution.outcome.name, solution.reason, facts | {"seconds": f"{seconds:.1f}"})

@@ -174,7 +174,7 @@ def learn_command(
     if plan is not None and (method != "sculpt" or plan not in PLANS):
         raise ValueError(f"--plan {plan}: with --method sculpt, give one of {', '.join(PLANS)}")
     if block:
-        beside = (bias, residual, no_polish, checkpoint, report, distributed, plan, method != AUTO)
+        beside = (bias, residual, no_polish, checkpoint, distributed, plan, method != AUTO)
         _check_block_alone(*beside, rope_base, kv_heads, window, sinks, softcap)
     elif (hidden, activation, norm) != ("auto", "gelu", "none"):
         raise ValueError("--hidden, --activation and --norm are of a block: add --block")
@@ -186,7 +186,7 @@ def learn_command(
     use_compilation_cache()
     if block:
         asked = BlockAsked(n_heads, hidden, head_dim, activation, norm, causal, seed, max_seconds)
-        return learn_block(data, asked, out, as_json)
+        return learn_block(data, asked, out, report, as_json)
 
     import mhalearn as mha
 
@@ -229,7 +229,7 @@ def _check_block_alone(*beside: object) -> None:
     if any(beside):
         raise ValueError(
             "--block goes with --heads, --head-dim, --hidden, --activation, --norm, --causal, "
-            "--seed, --max-seconds, --out and --json: leave the others out"
+            "--seed, --max-seconds, --out, --report and --json: leave the others out"
         )
 
 

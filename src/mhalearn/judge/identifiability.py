@@ -1,6 +1,7 @@
 """How much freedom examples leave a layer's parameters: open directions, a bound, intervals."""
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -80,12 +81,13 @@ def parameter_bound(layer: Layer, spectrum: Spectrum, residual: float) -> float:
 
     To first order |error of p| <= |residual| sqrt([(J^T J)^-1]_pp), by Cauchy and Schwarz. Relative
     to the root mean square norm of the heads' Theta (where there is none, that of logits of order
-    one) or W; of another kind of attention, to the norm of the array that the parameter is in.
+    one) or W; of another kind of attention, to the norm of the array that the parameter is in, and
+    of a block's biases, which its gauge may make zero, to that of the part they are in.
     """
     if isinstance(layer, AttentionLayer):
         sizes = _head_sizes(layer, spectrum.token_size)
     else:
-        sizes = {name: float(np.linalg.norm(leaf)) or 1.0 for name, leaf in layer.params.items()}
+        sizes = _array_sizes(layer.params)
     widest = max(
         float(np.max(array)) / sizes.get(name, 1.0)
         for name, array in spectrum.deviations.arrays.items()
@@ -100,6 +102,20 @@ def _head_sizes(layer: AttentionLayer, token: float) -> dict[str, float]:
         theta = token**-2
     w = float(np.sqrt(np.mean(np.sum(layer.w**2, axis=(1, 2))))) or 1.0
     return {"theta": theta, "w": w, "key_vector": theta * token, "out_bias": w * token}
+
+
+def _array_sizes(params: Mapping[str, Float64]) -> dict[str, float]:
+    """The norm of each array; of biases of a part of a block, that of the part's arrays."""
+    squares = {name: float(np.sum(np.square(leaf))) for name, leaf in params.items()}
+    whole: dict[str, float] = {}
+    for name, square in squares.items():
+        part = name.rpartition(".")[0]
+        whole[part] = whole.get(part, 0.0) + square
+    for name in squares:
+        part = name.rpartition(".")[0]
+        if part and name.endswith(("bias", "vector")):
+            squares[name] = whole[part]
+    return {name: square**0.5 or 1.0 for name, square in squares.items()}
 
 
 def half_widths(deviations: Parameters, width: float) -> Parameters:

@@ -56,7 +56,7 @@ def measure_spectrum(
     and their number cubed.
     Trust: numerical rank is evidence of local identifiability, not a proof of it.
     """
-    kind = layer.parametrisation
+    kind = layer.parametrisation.straightened()
     if isinstance(layer, AttentionLayer):
         architecture = (architecture or layer.architecture).with_heads(layer.n_heads)
         kind = architecture.parametrisation()

@@ -81,6 +81,11 @@ class Parametrisation(ABC):
         """The nearest parameters of this class, after a step along its tangent space."""
         return params
 
+    def straightened(self) -> Parametrisation:
+        """The same layers by numbers fit for derivatives: where some are redundant but straighten a
+        direction that is bent or faint in the others, with those."""
+        return self
+
     def invariants(self, params: Params) -> Params:
         """What a layer determines of its parameters: by default all of them."""
         return params

@@ -15,9 +15,11 @@ from mhalearn.judge.certificate import Certificate
 from mhalearn.judge.nondegeneracy import NondegeneracyReport, check_nondegeneracy
 from mhalearn.judge.solution import Solution
 from mhalearn.layer.base import Layer
+from mhalearn.layer.block.block import Block
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.report import figures
 from mhalearn.report.at_work import show_at_work
+from mhalearn.report.block_page import describe_block
 from mhalearn.report.certainty import list_certainties, list_numbers
 from mhalearn.report.descent import Stage, draw_descent, list_stages, measured_seconds
 from mhalearn.report.head_words import describe_extras
@@ -72,6 +74,8 @@ def render(solution: Solution, truth: Layer | None = None) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {"number": number, "sentence": _sentence, "typeset": typeset}
+    if isinstance(solution.layer, Block):
+        return environment.get_template("block.html.jinja").render(describe_block(solution, truth))
     layer, trace, settings = solution.layer, solution.trace, solution.settings
     # A run may end before it has a layer.
     empty = isinstance(layer, AttentionLayer) and not layer.w.any()

@@ -38,8 +38,9 @@ def descend_densely(
 ) -> Minimum:
     """Descend from parameters until nothing improves.
 
-    Cost of a step: as many forward passes as there are parameters, P, over the problem's examples,
-    and P^2 for each of their scalars. Memory: O(P^2) beside a piece.
+    Cost of a step: as many backward passes over the problem's examples as one of them has outputs,
+    and P^2, the parameters' number squared, for each of their scalars. Memory: O(P^2) beside a
+    piece.
     Trust: a stationary point of the training loss, to rounding. Not a certificate.
     """
     flat, unflatten = ravel_pytree(jax.tree.map(jnp.asarray, params))
@@ -125,17 +126,21 @@ def _cut(data: Chunk, size: int) -> Chunk:
 def _equations(
     flat: Float[Array, " p"], pieces: Chunk, kind: Parametrisation, like: Params
 ) -> tuple[Float[Array, "p p"], Float[Array, " p"], Float[Array, ""]]:
-    """J^T J, J^T (Y - F) and |Y - F|^2."""
+    """J^T J, J^T (Y - F) and |Y - F|^2.
+
+    Rows of J example by example, in reverse: an example has fewer outputs than there are
+    parameters, and meets no other."""
     unflatten = ravel_pytree(like)[1]
-    units = jnp.eye(flat.size)
+
+    def outputs(flat: Array, example: Chunk) -> Array:
+        alone: Chunk = jax.tree.map(lambda leaf: leaf[None], example)
+        return kind.outputs(unflatten(flat), alone).ravel()
 
     def add(sums: Any, chunk: Chunk) -> tuple[Any, None]:
-        def outputs(flat: Array) -> Array:
-            return kind.outputs(unflatten(flat), chunk).ravel()
-
-        residual = (chunk.labels * chunk.weight[..., None]).ravel() - outputs(flat)
-        rows = jax.vmap(lambda unit: jax.jvp(outputs, (flat,), (unit,))[1])(units)
-        found = rows @ rows.T, rows @ residual, jnp.sum(residual**2)
+        labels = (chunk.labels * chunk.weight[..., None]).ravel()
+        residual = labels - jax.vmap(outputs, (None, 0))(flat, chunk).ravel()
+        rows = jax.vmap(jax.jacrev(outputs), (None, 0))(flat, chunk).reshape(-1, flat.size)
+        found = rows.T @ rows, rows.T @ residual, jnp.sum(residual**2)
         return jax.tree.map(jnp.add, sums, found), None
 
     zeros = jnp.zeros((flat.size, flat.size)), jnp.zeros(flat.size), jnp.zeros(())

@@ -58,5 +58,11 @@ class Activation:
         """Whether act(z) - act(-z) = z: all of ReLU, GELU and SiLU, without a gate."""
         return not self.is_gated
 
+    @property
+    def mirrors(self) -> bool:
+        """Whether a neuron is its mirror image and an affine map: those that reflect, and sigmoid
+        gates, for which act(z) + act(-z) = 1."""
+        return self.reflects or self.name == "glu"
+
     def __call__(self, z: Array) -> Array:
         return _FUNCTIONS[self.function_name](z)

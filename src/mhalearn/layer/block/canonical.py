@@ -22,7 +22,7 @@ from mhalearn.layer.block.heads import (
     project_output,
     with_output_bias,
 )
-from mhalearn.layer.block.neurons import canonical_neurons
+from mhalearn.layer.block.neurons import canonical_neurons, choose_turned, turn_neurons
 from mhalearn.layer.block.norms import Norm
 from mhalearn.layer.layer import AttentionLayer
 
@@ -86,6 +86,7 @@ def _fold_after(parts: _Parts) -> _Parts:
     heads = project_output(parts.heads, shown)
     ff = _add_output(_shift_input(parts.feed_forward, _bias(first)), _bias(first))
     gain, last = first.gain, second.gain
+    gain, ff = _turn_over(ff, gain, shown)
     if first.kind == "layer" and gain.all():
         ff = _multiply_input(ff, shown * gain / gain[:, None])
     ff = _multiply_output(ff, shown)
@@ -97,6 +98,23 @@ def _fold_after(parts: _Parts) -> _Parts:
     zero = None if first.bias is None else np.zeros_like(gain)
     kept = Norm(gain, zero, first.kind, first.epsilon)
     return _Parts(heads, ff, (kept, Norm(last, second.bias, second.kind, second.epsilon)))
+
+
+def _turn_over(ff: FeedForward, gain: Float64, shown: Float64) -> tuple[Float64, FeedForward]:
+    """Without a linear map beside neurons that stand between two norms, where that can be.
+
+    Of the stream before its gain, gain and linear map are one matrix: with the right neurons turned
+    over it is diagonal, and the gain."""
+    if ff.linear is None or not ff.act.mirrors or not gain.all():
+        return gain, ff
+    d, inputs = len(gain), shown @ (gain[:, None] * ff.up)
+    matrix = shown @ (gain[:, None] * (np.eye(d) + ff.linear)) @ shown
+    units = np.stack([np.outer(shown[i], shown[i]) for i in range(d)])
+    which, found = choose_turned(inputs.T, ff.down @ shown, matrix, units, 1e-7)
+    if which is None or not found.all():
+        return gain, ff
+    ff = _multiply_input(turn_neurons(ff, which), np.diag(gain / found))
+    return found, ff.replace(linear=None)
 
 
 def _hyperplane(kind: str, d: int) -> Float64:

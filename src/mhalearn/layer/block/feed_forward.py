@@ -57,6 +57,10 @@ class FeedForward:
         return self.up.shape[1]
 
     @property
+    def act(self) -> Activation:
+        return Activation(self.activation)
+
+    @property
     def has_bias(self) -> bool:
         return any(part is not None for part in (self.up_bias, self.down_bias, self.gate_bias))
 

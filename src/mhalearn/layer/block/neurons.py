@@ -2,8 +2,9 @@
 
 Scales that no function shows are one; neurons that do not depend on their input are a bias, or a
 linear map; copies are added up, and neurons that share a gate are as many as their map has rank; a
-neuron and its mirror image, act(z) and act(-z) = act(z) - z, are one neuron and a linear map; dead
-ones are left out; the rest comes in the order of its size.
+neuron and its mirror image, act(z) and act(-z) = act(z) - z, are one neuron and a linear map (so
+are those of sigmoid gates, act(-z) = 1 - act(z)); dead ones are left out; where turning some over
+makes the linear map vanish, they are; the rest comes in the order of its size.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from mhalearn._runtime.programs import float64
 from mhalearn._runtime.types import Float64
@@ -60,6 +62,7 @@ def canonical_neurons(ff: FeedForward, tolerance: float = 1e-8) -> FeedForward:
         _drop_dead(found, tolerance)
         _merge(found, tolerance) if found.gate is None else _merge_gated(found, tolerance)
         _drop_dead(found, tolerance)
+        _turn_over(found, tolerance)
         sizes = np.linalg.norm(found.down, axis=1) * np.linalg.norm(found.inputs, axis=1)
         found.keep(np.argsort(-sizes, kind="stable"))
     return _feed_forward(found, ff, tolerance)
@@ -132,11 +135,15 @@ def _merge_gated(found: _Neurons, tolerance: float) -> None:
     if not len(gate):
         return
     apart = np.stack([np.linalg.norm(gate - one, axis=1) for one in gate])
+    if found.activation.mirrors:
+        mirrored = np.stack([np.linalg.norm(gate + one, axis=1) for one in gate])
+        apart = np.minimum(apart, mirrored)
     weights = np.linalg.norm(found.down, axis=1) * np.linalg.norm(found.up, axis=1)
     groups = group_heads(apart, weights, tolerance * float(np.linalg.norm(gate, axis=1).max()))
     kept = []
     for group in groups:
         if len(group) > 1:
+            _turn(found, [one for one in group[1:] if gate[one] @ gate[group[0]] < 0])
             left, values, right = np.linalg.svd(found.up[group].T @ found.down[group])
             rank = min(len(group), int(np.sum(values > tolerance * values[0])))
             group = group[: max(rank, 1)]
@@ -146,6 +153,70 @@ def _merge_gated(found: _Neurons, tolerance: float) -> None:
         kept += group
     found.keep(kept)
     _fix_scales(found)
+
+
+def _turn(found: _Neurons, which: Any) -> None:
+    """Make neurons their mirror images, and add the affine maps that they then leave out."""
+    found.add_linear(found.up[which], found.down[which])
+    if found.gate is None:  # act(z) = act(-z) + z
+        found.up[which] = -found.up[which]
+    else:  # act(z) = 1 - act(-z), for which the output takes the sign
+        found.gate[which], found.down[which] = -found.gate[which], -found.down[which]
+
+
+def _turn_over(found: _Neurons, tolerance: float) -> None:
+    """Turn those neurons over whose affine maps sum to the linear map, where there are such."""
+    linear = found.linear[:-1]
+    if not found.activation.mirrors or not len(found.up):
+        return
+    if np.abs(linear).max(initial=0.0) <= tolerance * max(found.terms, 1e-300):
+        return
+    which, _ = choose_turned(found.up[:, :-1], found.down, linear, None, tolerance)
+    if which is not None:
+        _turn(found, which)
+
+
+def choose_turned(
+    inputs: Float64,
+    outputs: Float64,
+    linear: Float64,
+    free: Float64 | None,
+    tolerance: float,
+) -> tuple[NDArray[np.int64] | None, Float64]:
+    """Neurons (h, a) and (h, e) that, turned over, leave of a linear map (a, e) a combination of
+    the maps `free` (f, a, e), and its coefficients; None where there are none.
+
+    Each neuron adds a matrix of rank one; which of them are in the sum is linear regression, whose
+    coefficients are then zeros and ones. Cost: O(a e (h + f)^2).
+    """
+    size = linear.size
+    maps = np.einsum("na,ne->nae", inputs, outputs).reshape(-1, size)
+    others = np.zeros((0, size)) if free is None else free.reshape(-1, size)
+    target = linear.ravel()
+    shares = np.linalg.lstsq(np.vstack([-maps, others]).T, target, rcond=1e-10)[0]
+    which = np.flatnonzero(shares[: len(maps)] > 0.5)
+    target = target + maps[which].sum(axis=0)
+    rest = np.linalg.lstsq(others.T, target, rcond=1e-10)[0] if len(others) else np.zeros(0)
+    left = np.linalg.norm(target - rest @ others)
+    is_done = left <= tolerance * max(float(np.linalg.norm(linear)), float(np.abs(maps).max()))
+    return (which if is_done else None), rest
+
+
+def merge_neurons(ff: FeedForward, tolerance: float) -> FeedForward:
+    """With neurons made one whose inputs are as near, up to their sign where that can be turned;
+    of gated ones, the gates. Nearly the same function."""
+    found = _Neurons(ff)
+    if ff.hidden:
+        _fix_scales(found)
+        _merge(found, tolerance) if found.gate is None else _merge_gated(found, tolerance)
+    return _feed_forward(found, ff, 0.0)
+
+
+def turn_neurons(ff: FeedForward, which: NDArray[np.int64]) -> FeedForward:
+    """The same function by some neurons' mirror images, and what they leave out as a linear map."""
+    found = _Neurons(ff)
+    _turn(found, which)
+    return _feed_forward(found, ff, 0.0)
 
 
 def _feed_forward(found: _Neurons, given: FeedForward, tolerance: float) -> FeedForward:

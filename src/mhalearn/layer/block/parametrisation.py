@@ -82,8 +82,12 @@ class BlockParametrisation(Parametrisation):
 
     def neuron_values(self, params: BlockParams, chunk: Chunk) -> Float[Array, "b k n"]:
         """What each neuron hands to its output weights."""
-        z = self._stream(params, chunk).z
+        z = self.neuron_inputs(params, chunk)
         return neurons(split(params)["feed_forward"], z, self.design.act)
+
+    def neuron_inputs(self, params: BlockParams, chunk: Chunk) -> Float[Array, "b k d"]:
+        """What neurons see."""
+        return self._stream(params, chunk).z
 
     def _stream(self, params: BlockParams, chunk: Chunk) -> _Stream:
         """What is there when neurons begin."""
@@ -124,6 +128,12 @@ class BlockParametrisation(Parametrisation):
         """All parameters of the class: biases that the block is without are zero."""
         zeros = {name: np.zeros(shape) for name, shape in self.shapes().items()}
         return zeros | layer.params
+
+    def straightened(self) -> BlockParametrisation:
+        """With scales that hardly show as numbers of their own."""
+        from mhalearn.layer.block.scaled import ScaledBlock  # which is one of these
+
+        return ScaledBlock(self.architecture)
 
     def size(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes().values())

@@ -37,6 +37,11 @@ _TOLERANCES, _SURELY_NOTHING = (3e-5, 1e-7), 1e-14
 _OPEN_HEADS, _OPEN_NEURONS = 3, 3
 # And at least so many neurons more than asked for: of few neurons a half is too little.
 _LEAST_SURPLUS = 8
+# Distances of neurons that are made one where descent creeps, from careful to bold: two that should
+# be one approach each other slowly.
+_NEAR = (0.03, 0.1, 0.3)
+# Steps of Gauss-Newton before it is looked whether neurons are to be made one, and after it.
+_FIRST_STEPS, _STEPS = 20, 60
 # The penalty falls by this much.
 _FADE = 1e-5
 # Examples held out to choose by: a tenth, and no more than this.
@@ -67,11 +72,11 @@ def learn_block(
     train, select = _split(examples, run.seed)
     sizes = _student_sizes(wanted, options)
     best: Block | None = None
-    best_loss = math.inf
+    best_loss, linear = math.inf, True
     for attempt, strength in enumerate(options.strengths):
         if run.is_over():
             break
-        student = anneal_student(train, wanted, sizes, attempt, strength, run, options)
+        student = anneal_student(train, wanted, sizes, attempt, strength, run, options, linear)
         loss = relative_error(student, select)
         run.emit("student", attempt, loss, detail=f"{student!r}, on held-out examples")
         found = prune(student, train, _TOLERANCES[-1], wanted.n_heads, wanted.hidden)
@@ -79,16 +84,21 @@ def learn_block(
             best, best_loss = found, crude
         for tolerance in _TOLERANCES if loss < _HOPELESS else ():
             pruned = prune(student, train, tolerance, wanted.n_heads, wanted.hidden)
-            found = _descend(pruned, train, run, options, f"Gauss-Newton {attempt + 1}")
+            stage = f"Gauss-Newton {attempt + 1}"
+            found = _descend(pruned, train, run, options, stage)
             loss = relative_error(found, select)
+            if not loss < EXACT:
+                found, loss = _merge_near(found, loss, train, select, run, options, stage)
             if loss < EXACT:
                 found = _shrink(found, train, select, run, options)
+                found = _turn_over(found, train, select, run, options)
                 loss = relative_error(found, select)
+                linear = linear and found.feed_forward.linear is None
             if loss < best_loss:
                 best, best_loss = found, loss
             if loss < EXACT or run.is_over():
                 break
-        if best_loss < EXACT:
+        if best_loss < EXACT and best.feed_forward.linear is None:
             break
         sizes = _next_sizes(sizes, found, wanted)
     if best is None:
@@ -130,9 +140,9 @@ def _next_sizes(sizes: Sizes, found: Block, wanted: BlockClass) -> Sizes:
     )
 
 
-def _design(wanted: BlockClass, sizes: Sizes) -> BlockDesign:
+def _design(wanted: BlockClass, sizes: Sizes, linear: bool = False) -> BlockDesign:
     attention = wanted.design.attention.with_heads(sizes.heads)
-    return replace(wanted.design, attention=attention, hidden=sizes.neurons)
+    return replace(wanted.design, attention=attention, hidden=sizes.neurons, linear=linear)
 
 
 def anneal_student(
@@ -143,9 +153,14 @@ def anneal_student(
     strength: float,
     run: Run,
     options: BlockOptions,
+    linear: bool = False,
 ) -> Block:
-    """A student with surplus heads and neurons, by Adam under a fading penalty."""
-    kind = BlockParametrisation(_design(wanted, sizes).architecture)
+    """A student with surplus heads and neurons, by Adam under a fading penalty.
+
+    linear: with a linear map beside its neurons, so that a neuron that it finds turned over needs
+    no others to make up for that.
+    """
+    kind = BlockParametrisation(_design(wanted, sizes, linear).architecture)
     problem = make_problem(train, kind)
     start = kind.init(generator(run.seed, Stream.BLOCK_STARTS, attempt))
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], start)
@@ -168,15 +183,49 @@ def anneal_student(
     return problem.to_layer(found if finite else start)
 
 
-def _descend(block: Block, train: Examples, run: Run, options: BlockOptions, stage: str) -> Block:
+def _merge_near(
+    block: Block,
+    loss: float,
+    train: Examples,
+    select: Examples,
+    run: Run,
+    options: BlockOptions,
+    stage: str,
+) -> tuple[Block, float]:
+    """Make neurons one that are near, and descend again; else descend from where it was."""
+    size = block.hidden
+    for near in _NEAR:
+        merged = prune(block, train, _TOLERANCES[-1], near=near)
+        if merged.hidden == size or run.is_over():
+            continue
+        size = merged.hidden
+        found = _descend(merged, train, run, options, stage)
+        if (now := relative_error(found, select)) < loss:
+            block, loss = found, now
+        if loss < EXACT:
+            return block, loss
+    found = _descend(block, train, run, options, stage, _STEPS)
+    return found, relative_error(found, select)
+
+
+def _descend(
+    block: Block,
+    train: Examples,
+    run: Run,
+    options: BlockOptions,
+    stage: str,
+    max_steps: int = _FIRST_STEPS,
+) -> Block:
     """Gauss-Newton on as many examples as the block needs; then, if that was exact, no more."""
-    kind = block.parametrisation
+    kind = block.parametrisation.straightened()
     if kind.size() > _MOST_UNKNOWNS:
         return block
-    limit = train.counting_limit(block.architecture)
+    limit = train.counting_limit(replace(block.design, linear=False).architecture)
     count = min(train.n, max(64, math.ceil(options.examples * limit)))
     problem = make_problem(train.sample(count, run.seed), kind)
-    found = descend_densely(kind.from_layer(block, problem.units), problem, run, stage=stage)
+    found = descend_densely(
+        kind.from_layer(block, problem.units), problem, run, stage=stage, max_steps=max_steps
+    )
     if not np.isfinite(found.loss):
         return block
     return problem.to_layer(found.params)
@@ -199,3 +248,15 @@ def _shrink(
             return block
         block = found
     return block
+
+
+def _turn_over(
+    block: Block, train: Examples, select: Examples, run: Run, options: BlockOptions
+) -> Block:
+    """The same block without a linear map beside its neurons, where some of them turned over
+    leave none; else as it was."""
+    turned = block.canonical()
+    if block.feed_forward.linear is None or turned.feed_forward.linear is not None:
+        return block
+    found = _descend(turned, train, run, options, "Gauss-Newton, turned over")
+    return found if relative_error(found, select) < EXACT else block

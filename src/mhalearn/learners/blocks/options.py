@@ -25,7 +25,7 @@ class BlockOptions:
     batch: int = 64
     rate: float = 0.01
     strengths: tuple[float, ...] = (1e-4, 3e-4, 3e-5, 1e-4, 3e-4, 1e-5)
-    examples: float = 24.0
+    examples: float = 8.0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch"):

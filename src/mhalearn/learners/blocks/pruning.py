@@ -2,6 +2,8 @@
 
 A neuron is left out where the others, with the best output weights, make up for it: of all
 linear functions of the neurons that is the nearest (optimal brain surgeon, one layer refitted).
+A linear map beside them, where the student has one, helps to: neurons that are turned over, or that
+only make up for such, then cost nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from mhalearn.data import Examples
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.block.block import Block
 from mhalearn.layer.block.feed_forward import FeedForward
-from mhalearn.layer.block.neurons import canonical_neurons
+from mhalearn.layer.block.neurons import canonical_neurons, merge_neurons
 from mhalearn.layer.block.parametrisation import BlockParametrisation, BlockParams
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation
@@ -36,10 +38,12 @@ def prune(
     tolerance: float,
     most_heads: int | None = None,
     most_neurons: int | None = None,
+    near: float = 0.0,
 ) -> Block:
     """A block of fewer heads and neurons that changes outputs by little.
 
     tolerance: of the energy of what neurons put out, the share that leaving one out may change.
+    near: distance of inputs, over the largest, of neurons that are made one before.
     most_heads, most_neurons: leave out more, until no more than these are left.
     Cost: O(hidden^4) beside a pass over some examples. Trust: a heuristic; what is left is judged
     by how well it then fits.
@@ -53,53 +57,69 @@ def prune(
         merged = merged.replace(theta=merged.theta[kept], w=merged.w[kept], key_vector=vectors)
     ff = block.feed_forward
     if ff.gate is not None:
-        ff = canonical_neurons(ff, tolerance**0.5).replace(linear=None)
+        ff = canonical_neurons(ff, tolerance**0.5)
+    elif near > 0:
+        ff = merge_neurons(ff, near)
+    ff = _like(ff, block.feed_forward)
     block = block.replace(attention=merged, feed_forward=ff)
     if not ff.hidden:
         return block
-    values = _neuron_values(block, examples)
-    return block.replace(feed_forward=_leave_out(ff, values, tolerance, most_neurons))
+    columns = _columns(block, examples)
+    return block.replace(feed_forward=_leave_out(ff, columns, tolerance, most_neurons))
 
 
-def _leave_out(ff: FeedForward, values: Float64, tolerance: float, most: int | None) -> FeedForward:
-    """Take the cheapest neuron away again and again, and refit the outputs of the others."""
-    columns = np.concatenate([values, np.ones((len(values), 1))], axis=1)
+def _like(ff: FeedForward, given: FeedForward) -> FeedForward:
+    """With a linear map where the other has one, and without where not."""
+    if given.linear is None:
+        return ff.replace(linear=None)
+    return ff.replace(linear=np.zeros((ff.d, ff.d))) if ff.linear is None else ff
+
+
+def _leave_out(
+    ff: FeedForward, columns: Float64, tolerance: float, most: int | None
+) -> FeedForward:
+    """Take the cheapest neuron away again and again, and refit the outputs of the others.
+
+    columns: values of neurons, then what the linear map sees, if there is one, and a one.
+    """
     gram = columns.T @ columns
     bias = np.zeros(ff.d) if ff.down_bias is None else ff.down_bias
-    outputs = np.vstack([ff.down, bias])
+    linear = np.zeros((0, ff.d)) if ff.linear is None else ff.linear
+    outputs = np.vstack([ff.down, linear, bias])
     right = gram @ outputs  # what the student itself puts out
-    centred = values @ ff.down - (values @ ff.down).mean(axis=0)
-    energy = float(np.sum(centred**2)) or 1.0
-    kept = list(range(ff.hidden))
-    found = outputs
+    put_out = columns[:, : ff.hidden] @ ff.down
+    energy = float(np.sum((put_out - put_out.mean(axis=0)) ** 2)) or 1.0
+    kept, always = list(range(ff.hidden)), list(range(ff.hidden, len(gram)))
     while len(kept) > 1:
-        now = [*kept, ff.hidden]
-        matrix = gram[np.ix_(now, now)]
-        matrix = matrix + 1e-13 * np.trace(matrix) / len(now) * np.eye(len(now))
-        inverse = np.linalg.inv(matrix)
-        found = inverse @ right[now]
-        costs = np.sum(found[:-1] ** 2, axis=1) / np.diag(inverse)[:-1] / energy
+        inverse = np.linalg.inv(_regular(gram, kept + always))
+        found = (inverse @ right[kept + always])[: len(kept)]
+        costs = np.sum(found**2, axis=1) / np.diag(inverse)[: len(kept)] / energy
         cheapest = int(np.argmin(costs))
         if costs[cheapest] > tolerance and (most is None or len(kept) <= most):
             break
         kept.pop(cheapest)
-    now = [*kept, ff.hidden]
-    matrix = gram[np.ix_(now, now)]
-    matrix = matrix + 1e-13 * np.trace(matrix) / len(now) * np.eye(len(now))
-    found = np.linalg.solve(matrix, right[now]) if len(kept) < ff.hidden else outputs
+    if len(kept) < ff.hidden:
+        outputs = np.linalg.solve(_regular(gram, kept + always), right[kept + always])
     return ff.replace(
         up=ff.up[:, kept],
         up_bias=None if ff.up_bias is None else ff.up_bias[kept],
         gate=None if ff.gate is None else ff.gate[:, kept],
         gate_bias=None if ff.gate_bias is None else ff.gate_bias[kept],
-        down=found[:-1],
-        down_bias=None if ff.down_bias is None else found[-1],
+        down=outputs[: len(kept)],
+        linear=None if ff.linear is None else outputs[len(kept) : -1],
+        down_bias=None if ff.down_bias is None else outputs[-1],
     )
 
 
+def _regular(gram: Float64, which: list[int]) -> Float64:
+    """Of some columns, with so much on the diagonal that it can be inverted."""
+    matrix: Float64 = gram[np.ix_(which, which)]
+    return matrix + 1e-13 * np.trace(matrix) / len(which) * np.eye(len(which))
+
+
 @in_float64
-def _neuron_values(block: Block, examples: Examples) -> Float64:
-    """Of every neuron on rows of some examples."""
+def _columns(block: Block, examples: Examples) -> Float64:
+    """What outputs are linear in, on rows of some examples: neurons first, a one last."""
     n = min(examples.n, -(-_ROWS * block.hidden // examples.k))
     x, _, lengths = examples.subset(slice(0, n)).arrays()
     inside = np.arange(examples.k) < lengths[:, None]
@@ -111,6 +131,10 @@ def _neuron_values(block: Block, examples: Examples) -> Float64:
 @partial(compiled, static_argnums=0)
 def _values(
     parametrisation: Parametrisation, params: BlockParams, chunk: Chunk
-) -> Float[Array, "b k h"]:
+) -> Float[Array, "b k c"]:
     assert isinstance(parametrisation, BlockParametrisation)
-    return parametrisation.neuron_values(params, jax.tree.map(jnp.asarray, chunk))
+    chunk = jax.tree.map(jnp.asarray, chunk)
+    parts = [parametrisation.neuron_values(params, chunk)]
+    if parametrisation.design.linear:
+        parts.append(parametrisation.neuron_inputs(params, chunk))
+    return jnp.concatenate([*parts, jnp.ones_like(parts[0][..., :1])], axis=-1)
