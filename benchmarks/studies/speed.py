@@ -9,8 +9,8 @@ The race is run as race.py says, on large layers with ten times the counting lim
 on small ones that trouble the peers. Each peer has the settings that did well in first.py; dense
 least squares is left out where ten factors of its Jacobian would take longer than the limit, and
 the record says so. `lbfgs` is the race beside L-BFGS of SciPy, optax and PyTorch alone, counted in
-seconds of the process, which other work on the machine does not lengthen. Growth varies one of heads, features, tokens and examples around (4,16,8) at
-ratio 10.
+seconds of the process, which other work on the machine does not lengthen. Growth varies one of
+heads, features, tokens and examples around (4,16,8) at ratio 10.
 """
 
 import math
