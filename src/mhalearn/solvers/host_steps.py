@@ -100,9 +100,17 @@ def attend_on_host(theta: Float64, rows: Rows) -> tuple[Float64, Float64]:
     return p, design
 
 
-def evaluate(theta: Float64, rows: Rows, ridge_theta: float, ridge_w: float) -> Point:
-    """Patterns, the best W, and what it leaves. Cost: O(b k m d (q + k) + b k p (p + e))."""
-    p, design = attend_on_host(theta, rows)
+def evaluate(
+    theta: Float64, rows: Rows, ridge_theta: float, ridge_w: float, last: Point | None = None
+) -> Point:
+    """Patterns, the best W, and what it leaves. Cost: O(b k m d (q + k) + b k p (p + e)).
+
+    last: a point whose patterns are used again if it is this one.
+    """
+    if last is not None and np.array_equal(last.theta, theta):
+        p, design = last.p, last.design
+    else:
+        p, design = attend_on_host(theta, rows)
     gram = design.T @ design
     floor = _DESIGN_FLOOR * gram.trace() / len(gram)
     gram.flat[:: len(gram) + 1] += ridge_w + floor
@@ -249,27 +257,40 @@ class Descent(NamedTuple):
 
 
 def step_on_host(
-    theta: Float64, damping: float, idle: float, rows: Rows, energy: float, ridge: tuple[Any, Any]
+    theta: Float64,
+    damping: float,
+    idle: float,
+    rows: Rows,
+    energy: float,
+    ridge: tuple[Any, Any],
+    last: Point | None = None,
 ) -> Descent:
     """One damped step and, while they converge fast, more with the same factor.
 
+    last: where the step before ended.
     Cost: O(b k (q m d)(m d)(q + e) + (q m d)^2 p e + (q m d)^3); a tenth for each further step.
     """
     with np.errstate(all="ignore"):  # what is not finite is no progress
-        return _step_on_host(theta, damping, idle, rows, energy, ridge)
+        penalties = energy * float(ridge[0]), energy * float(ridge[1])
+        here = evaluate(theta, rows, *penalties, last)
+        return _step_on_host(here, damping, idle, rows, energy, penalties)
 
 
 def _step_on_host(
-    theta: Float64, damping: float, idle: float, rows: Rows, energy: float, ridge: tuple[Any, Any]
+    here: Point,
+    damping: float,
+    idle: float,
+    rows: Rows,
+    energy: float,
+    penalties: tuple[float, float],
 ) -> Descent:
-    penalties = energy * float(ridge[0]), energy * float(ridge[1])
-    here, factor = evaluate(theta, rows, *penalties), None
+    factor = None
+    m, q, d = here.theta.shape
     for _ in range(_CHORDS):
         level = math.sqrt(min(1.0, here.objective / energy))
         equations = Equations(here, rows, penalties[0], damping * level)
         tolerance = min(max(level, _TIGHTEST), _LOOSEST)
         flat, factor, solved = _solve(equations, factor, tolerance)
-        m, q, d = theta.shape
         step = flat.reshape(q, m, d).transpose(1, 0, 2)
         there = evaluate(here.theta + step, rows, *penalties)
         gain = here.objective - there.objective
