@@ -64,6 +64,7 @@ class Arrival(NamedTuple):
     total: float  # seconds until the method returned
     starts: int
     layer: mha.AttentionLayer | None = None  # the one with that error
+    worked: float | None = None  # seconds of the process to the goal, which no other work lengthens
 
     def record(self) -> Record:
         found = self._asdict()
@@ -83,23 +84,35 @@ def by_learner(
     those that were held out.
     """
     _, x, y = case.draw(seed)
-    examples, trace = mha.Examples(x, y), Run(limit)
-    architecture, options = examples.architecture(case.m), find_options(learner, options)
+    architecture, options = mha.Examples(x, y).architecture(case.m), find_options(learner, options)
     starts = 0
-    reached: list[float] = []
+    reached: list[tuple[float, float]] = []
+    worked: list[float] = []  # seconds of the process, at the events that reach the goal
+
+    def hear(event: mha.Event) -> None:
+        if event.loss <= GOAL:
+            worked.append(time.process_time() - began)
+
     with threadpool_limits(1, user_api="blas"):
+        began, trace = time.process_time(), Run(limit, hear)
+        examples = mha.Examples(x, y)
         while not reached and not trace.is_over():
             trace.seed = seed + 10_000 * starts
             layer = learner.learn(examples, architecture, trace, options).layer
             starts += 1
             if relative_error(layer, examples) <= 100 * GOAL:
+                there = (event for event in trace.events if event.loss <= GOAL)
                 # A sketch is a fit of some of the examples; the choice after it is by others.
-                whole = [event for event in trace.events if not event.stage.startswith("subsample")]
-                reached = [event.seconds for event in whole if event.loss <= GOAL]
+                reached = [
+                    (event.seconds, cpu)
+                    for event, cpu in zip(there, worked, strict=True)
+                    if not event.stage.startswith("subsample")
+                ]
     total = trace.seconds
     losses = (event.loss for event in trace.events if math.isfinite(event.loss))
     best = min(losses, default=math.inf)
-    return Arrival(best, min(reached, default=None), total, starts, trace.best)
+    arrived, cpu = min(reached, default=(None, None))
+    return Arrival(best, arrived, total, starts, trace.best, cpu)
 
 
 class Start(NamedTuple):
@@ -153,17 +166,19 @@ def descend_again(
     causal: bool = False,
 ) -> Arrival:
     """Descend from one random start after the other until the goal or the time limit."""
-    began = time.perf_counter()
     best, count = End(math.inf, np.zeros(0)), 0
     with float64(), threadpool_limits(threads, user_api="blas"):
+        began, worked = time.perf_counter(), time.process_time()
         starts = Starts(examples, m, seed, causal)
         while best.loss > GOAL and time.perf_counter() - began < limit:
             end = descend(starts.draw(count), began + limit)
             best = end if end.loss < best.loss else best
             count += 1
-        total = time.perf_counter() - began
+        total, worked = time.perf_counter() - began, time.process_time() - worked
         layer = starts.layer(best) if best.flat.size else None
-    return Arrival(best.loss, total if best.loss <= GOAL else None, total, count, layer)
+    there = best.loss <= GOAL
+    reached = (total, worked) if there else (None, None)
+    return Arrival(best.loss, reached[0], total, count, layer, reached[1])
 
 
 def restarts(

@@ -33,9 +33,11 @@ layer_index=3)` or the module itself for `layer`, `head_dim=32, bias=True`, and 
 
 **How** (`learners/newton/factored.py`, `layer/factored.py`). A student with a quarter more heads
 than would fill the features descends by Adam in single precision under a penalty on its factors,
-which is the nuclear norm of Theta and W. It begins where it keeps all heads at zero and fades;
-heads appear as the examples ask for them, and those too many stay at zero or become copies of
-another, so that the canonical form tells their number. Then Gauss-Newton steps on the factors,
+which is the nuclear norm of Theta and W. It begins where it keeps all heads at zero and fades,
+slowly through the first two powers of ten: heads appear as the examples ask for them, and those too
+many stay at zero or become copies of another, so that the canonical form tells their number. (In a
+hurry they fit single examples instead, as sharp surplus heads; with 32 tokens an example that lost
+a layer.) Then Gauss-Newton steps on the factors,
 residuals in double and directions in single precision, double their correct digits until none is
 left to gain. With fewer than twelve times the counting limit of examples the penalty fades four
 times slower.
@@ -48,16 +50,22 @@ and residuals at the labels' precision on examples that were not fitted.
 
 ## Measured
 
-Written by `benchmarks/pages/write_real.py` from `benchmarks/results/real.json`. Random +-1 tokens,
-k = 16. minilm: a layer of all-MiniLM-L6-v2 (Hugging Face, trained), 12 heads of rank 32, d = 384,
-biases; trained-like: random heads with norms and biases as trained ones have, heads x features x
-rank. Exact: every Theta, W and bias to 1e-10 and the number of heads. Seconds are of one fit in a
-process that has compiled nothing before (first), and of later fits in it; the longest of all
-runs. Ratio: examples over the counting limit. Adam is told the number of heads and gets the same
-examples, and 20 seconds for each of its rates; its heads are matched after equal ones are merged.
-Records were made while the solver grew; each names its commit in the JSON, and those of layers 1
-and 5, and of N = 1024, are older than heads that settle. All are older than the penalty that fades
-by five powers of ten.
+Written by `benchmarks/pages/write_real.py` from `benchmarks/results/real.json`. Random +-1 tokens
+and k = 16 unless the row says otherwise. minilm: a layer of all-MiniLM-L6-v2 (Hugging Face,
+trained), 12 heads of rank 32, d = 384, biases; minilm as 96x8: the same with 96 features and heads
+of rank 8, in which heads keep their norms and likeness (`recorded/reduced.py`), at the same ratio;
+trained-like: random heads with norms and biases as trained ones have, heads x features x rank.
+Exact: every Theta, W and bias to 1e-10 and the number of heads. Seconds are of one fit in a process
+that has compiled nothing before (first), and of later fits in it; CPU s: seconds of the process on
+all its cores; the longest of all runs. Ratio: examples over the counting limit. Adam is told the
+number of heads and gets the same examples, and 20 seconds for each of its rates; its heads are
+matched after equal ones are merged.
+
+**Rows are of several commits**, named in the last column; where none of a row's commits is newer
+than c351160, it is of the penalty that faded by two powers of ten in half as many steps, and of a
+polish without a preconditioner. That is so of **every row of a GPU**: of the code as it is now no
+layer was measured on one, neither layers 0, 2 and 4, nor Gaussian tokens, k = 8 and 32 and N = 1024
+at full size, nor the size of GPT-2.
 
 """
 TEXT = """
@@ -71,9 +79,9 @@ error on other sentences, in the recording's own precision; floor: what rounding
 true layer there; patterns: share of attention rows within 0.01 in total variation of the true
 ones. CPU s: seconds of the process on both cores together, compilation included; s: those of the
 clock, beside much other work on the same cores. Adam has as many CPU seconds as its limit says.
-Layers of all-MiniLM-L6-v2 on text, float32 and float16, and Adam in PyTorch are not measured yet.
-Commit 44c5a4c, with its old
-results removed, is what became c351160 when it was rebased on others' work.
+Layers of all-MiniLM-L6-v2 on text, which want a GPU, are not measured yet. Commit 44c5a4c, with its
+old results removed, is what became c351160 when it was rebased on others' work; commits of other
+rows are as they are called.
 
 """
 FIGURE = """

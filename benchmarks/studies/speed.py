@@ -1,15 +1,16 @@
 """Seconds to an exact fit: the solver beside its peers, and how its time grows.
 
     python benchmarks/studies/speed.py
-        [--part race|growth] [--cases 0,1] [--methods NAMES] [--seeds A:B]
+        [--part race|growth|lbfgs] [--cases 0,1] [--methods NAMES] [--seeds A:B]
         --merge PART.json ...  take over runs made elsewhere
         --table                print what the JSON holds
 
 The race is run as race.py says, on large layers with ten times the counting limit of examples and
 on small ones that trouble the peers. Each peer has the settings that did well in first.py; dense
 least squares is left out where ten factors of its Jacobian would take longer than the limit, and
-the record says so. Growth varies one of heads, features, tokens and examples around (4,16,8) at
-ratio 10.
+the record says so. `lbfgs` is the race beside L-BFGS of SciPy, optax and PyTorch alone, counted in
+seconds of the process, which other work on the machine does not lengthen. Growth varies one of
+heads, features, tokens and examples around (4,16,8) at ratio 10.
 """
 
 import math
@@ -36,6 +37,12 @@ RACES = [
     (case_at(2, (4, 8, 4), 6.0), 30.0, (10.0, 10.0)),
     (case_at(10, (2, 8, 8)), 5.0, (1.0, 1.5)),
     (case_at(10, (4, 8, 8)), 5.0, (1.0, 1.5)),
+]
+# Beside L-BFGS alone: case, seconds, and how many times faster by seconds of the process.
+SMALL = [
+    (case_at(10, (2, 8, 8)), 20.0, 1.5),
+    (case_at(10, (4, 8, 8)), 20.0, 1.5),
+    (case_at(10, (8, 32, 8)), 120.0, 5.0),
 ]
 GROWTH = {
     "heads": [case_at(10, (m, 16, 8)) for m in (1, 2, 4, 8, 16)],
@@ -65,6 +72,24 @@ def run_races(ledger: Ledger, chosen: list[int], names: list[str], seeds: range)
         case, limit, _ = RACES[place]
         runners = {name: run for name, run in entries(case).items() if name in names}
         race(ledger, {"part": "race"}, case, runners, seeds, limit)
+
+
+def run_small(ledger: Ledger, chosen: list[int], seeds: range) -> None:
+    for place in chosen:
+        case, limit, _ = SMALL[place]
+        runners = {name: methods()[name] for name in ("newton", "L-BFGS")}
+        race(ledger, {"part": "lbfgs"}, case, runners, seeds, limit)
+
+
+def small_medians(rows: list[Record]) -> dict[tuple[str, str], tuple[int, int, float, float]]:
+    """By method and setting: runs that arrived, runs, and median seconds of process and clock."""
+    found = {}
+    for name, setting in dict.fromkeys((row["method"], row["setting"]) for row in rows):
+        mine = [row for row in rows if (row["method"], row["setting"]) == (name, setting)]
+        worked = statistics.median(row.get("worked") or row["limit"] for row in mine)
+        clock = statistics.median(map(seconds_of, mine))
+        found[name, setting] = (sum(map(has_arrived, mine)), len(mine), worked, clock)
+    return found
 
 
 def run_growth(ledger: Ledger, seeds: range) -> None:
@@ -114,19 +139,35 @@ def table(rows: list[Record]) -> None:
         say_bar(f"{case}: {adam:g} x faster than Adam ({fast:.2f})", fast >= adam)
         ratio = ratios.get("L-BFGS", math.inf)
         say_bar(f"{case}: {lbfgs:g} x faster than L-BFGS ({ratio:.2f})", ratio >= lbfgs)
+    for case, _, times in SMALL:
+        mine = [row for row in rows if row["part"] == "lbfgs" and row["case"] == str(case)]
+        medians = small_medians(mine)
+        for (name, setting), (arrived, of, worked, clock) in medians.items():
+            console.print(
+                f"{case}: {name} {setting}: {arrived}/{of}, {worked:.4f} s, {clock:.4f} s"
+            )
+        if medians:
+            best = min(found[2] for (name, _), found in medians.items() if name == "L-BFGS")
+            ratio = best / medians["newton", ""][2]
+            say_bar(
+                f"{case}: {times:g} x faster than L-BFGS by process ({ratio:.2f})", ratio >= times
+            )
     print_growth([row for row in rows if row["part"] == "growth"])
 
 
 def main() -> None:
     parser = study(__doc__, "speed", "3100:3103", ",".join(methods()))
-    parser.add_argument("--part", choices=["race", "growth"])
-    parser.add_argument("--cases", default=",".join(map(str, range(len(RACES)))))
+    parser.add_argument("--part", choices=["race", "growth", "lbfgs"])
+    parser.add_argument("--cases", help="numbers between commas")
     options = parser.parse_args()
     ledger, running = opened(options)
-    if running and options.part != "growth":
-        cases = list(map(int, options.cases.split(",")))
-        run_races(ledger, cases, options.methods, options.seeds)
-    if running and options.part != "race":
+    parts = [options.part] if options.part else ["race", "growth", "lbfgs"]
+    chosen = options.cases and list(map(int, options.cases.split(",")))
+    if running and "race" in parts:
+        run_races(ledger, chosen or list(range(len(RACES))), options.methods, options.seeds)
+    if running and "lbfgs" in parts:
+        run_small(ledger, chosen or list(range(len(SMALL))), options.seeds)
+    if running and "growth" in parts:
         run_growth(ledger, options.seeds)
     table(ledger.records)
 

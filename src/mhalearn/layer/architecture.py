@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from mhalearn._runtime.types import Float64
 from mhalearn._runtime.validation import check_count
@@ -324,10 +324,7 @@ class Architecture:
         is known over the scalars inside it.
         Trust: necessary for the Jacobian to be injective, and nearly sufficient for generic layers.
         """
-        both = np.broadcast_arrays(
-            lengths, lengths if memory_lengths is None else memory_lengths, np.zeros(1, int)
-        )
-        pairs, times = np.unique(np.stack(both[:2], axis=1), axis=0, return_counts=True)
+        pairs, times = _count_pairs(lengths, lengths if memory_lengths is None else memory_lengths)
         sizes = pairs[:, 0]
         seen = [self._tokens_seen(*pair) for pair in pairs.tolist()]
         n, rows = int(times.sum()), int(times @ sizes)
@@ -365,3 +362,13 @@ class Architecture:
     def describe_rank(self) -> str:
         """What is known of the rank, to follow 'all layers' in a sentence; empty if nothing is."""
         return f" of rank {self.head_dim}" if self.is_low_rank else ""
+
+
+def _count_pairs(
+    lengths: int | ArrayLike, memory: int | ArrayLike
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The different pairs of lengths (p, 2), and how many examples have each."""
+    if isinstance(lengths, int) and isinstance(memory, int):  # as mostly, and asked for often
+        return np.array([[lengths, memory]]), np.ones(1, np.int64)
+    both = np.broadcast_arrays(lengths, memory, np.zeros(1, int))
+    return np.unique(np.stack(both[:2], axis=1), axis=0, return_counts=True)

@@ -20,4 +20,4 @@ def update_damping(damping: Any, gain_ratio: Any, xp: Any = jnp) -> Any:
     """
     factor = xp.where(gain_ratio > 0.25, 0.2, 1.0)
     factor = xp.where(gain_ratio > 0, factor, 20.0)
-    return xp.clip(damping * factor, _LEAST_DAMPING, _MOST_DAMPING)
+    return xp.minimum(xp.maximum(damping * factor, _LEAST_DAMPING), _MOST_DAMPING)

@@ -198,10 +198,13 @@ def _squared(
 def _step_on_host(state: State, problem: Problem, ridge: Ridge) -> State:
     """The same for a problem so small that NumPy solves it sooner than a program is compiled."""
     theta, damping, idle = (np.asarray(a) for a in (state.params.theta, state.damping, state.idle))
-    same = problem.host_rows, problem.energy, ridge
+    same, last = (problem.host_rows, problem.energy, ridge), problem.host_points
 
     def step_one(start: int) -> Descent:
-        return step_on_host(theta[start], float(damping[start]), float(idle[start]), *same)
+        at = theta[start], float(damping[start]), float(idle[start])
+        found = step_on_host(*at, *same, last.get(start))
+        last[start] = found.point
+        return found
 
     if len(theta) == 1:
         ends = [step_one(0)]

@@ -21,7 +21,7 @@ from mhalearn.layer.factored import Factored
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.layer.units import Units
-from mhalearn.solvers.host_steps import Rows, make_rows
+from mhalearn.solvers.host_steps import Point, Rows, make_rows
 
 # Doubles a chunk's intermediates may hold on a device, where the normal matrix is formed: 128 MiB
 # on a CPU.
@@ -65,6 +65,11 @@ class Problem:
     @cached_property
     def host_rows(self) -> Rows:
         return make_rows(self.data)
+
+    @cached_property
+    def host_points(self) -> dict[int, Point]:
+        """Where steps on the host last ended, start by start: their patterns are at hand."""
+        return {}
 
     @property
     def d(self) -> int:

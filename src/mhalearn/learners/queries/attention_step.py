@@ -7,6 +7,7 @@ from mhalearn._runtime.types import Float64
 from mhalearn.solvers.host_steps import (
     Rows,
     attend_on_host,
+    complete_rows,
     covariance_products,
     normal_matrix,
     step_on_host,
@@ -24,7 +25,7 @@ _TOGETHER, _LIGHT, _EXACT = 10, 1e-6, 1e-28
 def plain_rows(tokens: Float64, labels: Float64, *, causal: bool = False) -> Rows:
     """Whole sequences (n, k, d) and labels (n, k, e) as rows of the host's solver."""
     n, k, d = tokens.shape
-    return Rows(
+    return complete_rows(
         tokens,
         tokens.reshape(n * k, d),
         labels.reshape(n * k, -1),
