@@ -101,7 +101,8 @@ Heads as decoders have them are not found by algebra: their calls are random. Tu
 any size: in a ball, a cube or a vocabulary heads that write alike are left to random starts, and so
 are they under a causal mask. Where heads cancel, digits are lost: parity layers end as `FITTED`
 where what is left of held-out answers is above the precision of doubles, and the table has the
-error of their parameters. Fresh sequences are few near a budget, and the certificate's share of inputs is
+error of their parameters. Fresh sequences are few near a budget, and the certificate's
+share of inputs is
 small accordingly.
 """
 
@@ -203,7 +204,8 @@ def _most_over_limit(runs: list[Record]) -> float:
 def _ranks(runs: list[Record]) -> str:
     lines = [
         "**Scalars against rank.** Four heads of rank r, a box that answers with the 4 r numbers",
-        "that they write; medians, and all that was asked. Where a box answers with all d outputs, they",
+        "that they write; medians, and all that was asked. Where a box answers with all",
+        "d outputs, they",
         "lie in those 4 r dimensions, and as many more numbers come back for the same calls.",
         "",
         "![scalars against rank times features](images/query_ranks.svg)",
@@ -301,7 +303,8 @@ def _plan(runs: list[Record]) -> str:
         "",
         f"Errors were {_worst(runs)} times what was predicted. In double precision labels",
         "are rounded less than a fit in doubles loses: what that loses is computed with more",
-        "digits, and is part of the prediction. Achieved is the error of a least squares fit, carried on until",
+        "digits, and is part of the prediction. Achieved is the error of a least",
+        "squares fit, carried on until",
         "it only rounds; `learn` stops a little earlier.",
     ]
     return "\n".join(lines) + "\n"
