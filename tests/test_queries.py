@@ -7,6 +7,7 @@ from scipy.optimize import check_grad
 import mhalearn as mha
 from mhalearn.data import box as boxes
 from mhalearn.data.box import BoxFailed
+from mhalearn.learners.queries.design import design_calls, jacobian
 from mhalearn.learners.queries.domain import mantissa_unit
 from mhalearn.learners.queries.extension import (
     count_extension_calls,
@@ -122,6 +123,27 @@ def test_a_layer_is_extracted_without_random_starts():
     assert not found.random_starts
     assert found.calls == sum(step.calls for step in found.plan) <= 40
     assert (found.tokens, found.scalars) == (8 * found.calls, 40 * found.calls)
+
+
+def test_designed_calls_tell_more_of_heads_that_are_nearly_alike():
+    """The smallest singular value with two calls more, against ten random pairs."""
+    rng, theta = np.random.default_rng(0), LAYER.theta[:2, :4, :4].copy()
+    w = LAYER.w[:2, :4, :4]
+    theta[1] = theta[0] + 0.02 * rng.standard_normal((4, 4))
+
+    def draw(n):
+        x = rng.standard_normal((n, 6, 4))
+        return 2.0 * x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    def smallest(more):
+        rows = jacobian(theta, w, np.concatenate([first, more]))
+        return np.linalg.svd(rows, compute_uv=False)[-1]
+
+    first = draw(8)
+    chosen = design_calls(theta, w, first, 2, 2.0, rng)
+    np.testing.assert_allclose(np.linalg.norm(chosen, axis=-1), 2.0)
+    by_chance = [smallest(draw(2)) for _ in range(10)]
+    assert smallest(chosen) > max(1.5 * np.median(by_chance), max(by_chance))
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mhalearn as mha
+from mhalearn.judge.double_error import computing_deviation, outputs_in
 from mhalearn.judge.sample_plan import head_error, predict_error
 from mhalearn.run.run import Run
 from mhalearn.solvers.polish import polish_on
@@ -30,6 +31,17 @@ def test_a_prediction_is_met_within_a_fifth(labels):
         achieved = head_error(found, LAYER, mha.compare(found, LAYER).order)
         ratios.append(achieved / predict_error(LAYER, x, labels, LAYER.architecture))
     assert 0.8 < np.sqrt(np.mean(np.square(ratios))) < 1.2
+
+
+def test_what_computing_in_doubles_loses_is_what_more_digits_show():
+    """As much as one rounding of an output at least, and beside it the oracle is the layer."""
+    layer = mha.random_layer(n_heads=2, d=5, key_vector=True, out_bias=True, causal=True, seed=1)
+    x = mha.sample_inputs("gaussian", 20, 6, 5, seed=0)
+    exact = outputs_in(layer, x, np.longdouble)
+    np.testing.assert_allclose(exact.astype(np.float64), layer(x), rtol=1e-12, atol=1e-14)
+    lost = computing_deviation(layer, x)
+    size = float(np.sqrt(np.mean(layer(x) ** 2)))
+    assert 2**-54 * size < lost < 2**-48 * size
 
 
 def test_more_precise_labels_and_more_examples_promise_more():

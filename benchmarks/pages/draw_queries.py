@@ -9,7 +9,9 @@ import numpy as np
 
 from benchmarks.ledger import read_runs
 from benchmarks.pages.picture import picture
+from benchmarks.queries import RANKS
 from benchmarks.query_conditioning import draw
+from mhalearn.layer.architecture import Architecture
 from mhalearn.learners.queries.plane import find_heads_in_plane, mean_under_softmax
 
 COLORS = ("#1b6ca8", "#e07b39", "#7a9e3d", "#9b4f96")
@@ -23,6 +25,8 @@ def main() -> None:
         draw_sigmoids(left, calls, p, s)
         draw_plane(middle, layer, calls, p, s)
         draw_conditioning(right, read_runs("query_conditioning"))
+    with picture("query_ranks.svg", 5.0, 3.2) as figure:
+        draw_ranks(figure.subplots(), read_runs("queries"))
 
 
 def draw_sigmoids(axes, calls, p, s) -> None:
@@ -55,6 +59,24 @@ def draw_plane(axes, layer, calls, p, s) -> None:
     axes.set_xlabel("p = u Theta v")
     axes.set_ylabel("s = v Theta v")
     axes.set_title("Distance to the answers' column space", loc="left", fontsize=10)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def draw_ranks(axes, runs) -> None:
+    """Scalars of runs that ended as RECOVERED, and unknowns, against r d."""
+    for r, d in RANKS:
+        mine = [run for run in runs if run["line"] == f"4 heads of rank {r}, d = {d}"]
+        good = [run["scalars"] for run in mine if run["outcome"] == "RECOVERED"]
+        axes.plot([r * d] * len(good), good, "o", color=COLORS[0], ms=4, mfc="none")
+        axes.plot(r * d, Architecture(d, 4, r, 4 * r).count(), "_", color=COLORS[1], ms=10)
+    axes.plot([], [], "o", color=COLORS[0], mfc="none", label="asked, certifying ones included")
+    axes.plot([], [], "_", color=COLORS[1], label="unknowns")
+    reach = np.array([min(r * d for r, d in RANKS), max(r * d for r, d in RANKS)])
+    axes.plot(reach, 50 * reach, ":", color="#888888", label="in proportion to r d")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlabel("rank times features, r d")
+    axes.set_ylabel("scalars, four heads")
     axes.legend(frameon=False, fontsize=8)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from benchmarks import DOCS
 from benchmarks.ledger import Record, read_runs
-from benchmarks.queries import LINES, Line, all_outputs, published
+from benchmarks.queries import LINES, RANKS, Line, all_outputs, published
+from mhalearn.layer.architecture import Architecture
 
 OUT = DOCS / "queries.md"
 
@@ -58,13 +59,23 @@ all W_i; tokens at the turns, moved alike, tell Theta_i v; and tokens at the tur
 apart, tell the rest of Theta_i, by linear steps. Half of the sequences that end it lie at turns
 too: random ones tell such heads apart badly.
 
+**Narrow heads.** Where heads have a known rank r and together write to no more dimensions than
+there are outputs, tokens leave the plane in r random dimensions only. That shows, for as many fewer
+calls, the space that each head writes to. Answers in one such space are of one head alone, and that
+head is learned on its own, by one descent under a penalty that fades, from where even attention
+points. A causal mask changes none of this: rows then average over the tokens that they see.
+
+**Calls that are designed.** Where a fit leaves a direction of the parameters nearly open, the next
+calls are those whose outputs move most along it.
+
 **The rest.** With W known, small logits make the answers nearly linear in Theta; Gauss-Newton
 ends it on random sequences, of which some certify: the judge is that of `learn`.
 
 Where answers are coarse or random, where there is one output, or tokens of a cube or a
 vocabulary, there is no such plane: random sequences of a size that makes attention neither flat
 nor sharp go to the exact solver, which makes random starts. `Extraction.random_starts` says
-which it was.
+which it was. So do heads as decoders have them (`rope`, `kv_heads`, `window`, `sinks`, `softcap`,
+`qk_norm`, `position_bias`, `latent`, as of `AttentionRegressor`), twenty times the counting limit.
 """
 
 HARD = """## What is hard
@@ -86,13 +97,13 @@ tables above; on the right of the figure, the matrix that each asks to be invert
 
 OPEN = """## Not reached
 
-Heads that are rotary or grouped, layers of many narrow heads (d = 64), and growth of the calls with
-the rank of heads were not measured: `extract` refuses the former, and knows a rank only in the fit.
-No call is chosen to raise the smallest singular value of the Jacobian yet. Turns need tokens of any
-size: in a ball, a cube or a vocabulary heads that write alike are left to random starts. Where
-heads cancel, digits are lost: parity layers end as `FITTED` where what is left of held-out answers
-is above the precision of doubles, and the table has the error of their parameters. Fresh
-sequences are few near a budget, and the certificate's share of inputs is small accordingly.
+Heads as decoders have them are not found by algebra: their calls are random. Turns need tokens of
+any size: in a ball, a cube or a vocabulary heads that write alike are left to random starts, and so
+are they under a causal mask. Where heads cancel, digits are lost: parity layers end as `FITTED`
+where what is left of held-out answers is above the precision of doubles, and the table has the
+error of their parameters. Fresh sequences are few near a budget, and the certificate's
+share of inputs is
+small accordingly.
 """
 
 RESPONSIBLE = """## Responsible use
@@ -111,7 +122,11 @@ def main() -> None:
         + "\n"
         + _table(read_runs("queries"))
         + "\n"
+        + _ranks(read_runs("queries"))
+        + "\n"
         + _conditioning(read_runs("query_conditioning"))
+        + "\n"
+        + _design(read_runs("query_design"))
         + "\n"
         + _plan(read_runs("plan"))
         + "\n"
@@ -135,15 +150,19 @@ def _table(runs: list[Record]) -> str:
         "Random starts: runs that made any. Seconds are of the processor, medians on a busy",
         "machine. Error over bound: root",
         "mean square over parameters, over the Cramer-Rao bound of the calls that were fitted,",
-        "median. Heads are told where starts are random. `random` and `cube` are random sequences,",
+        "median. Over limit: most calls of a run over the counting limit of calls of that length,",
+        "where it was recorded. Heads are told where starts are random. `random` and `cube` are",
+        "random sequences,",
         "Gaussian or +-1, with the same budget. A run that is not certified had none to spare. "
         f"Published at d = 8, six heads: {published(6, 8)} scalars.",
         "",
-        "| setting | good | goal | worst error | recovered | calls | scalars | random starts "
-        "| error over bound | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| setting | good | goal | worst error | recovered | calls | over limit | scalars "
+        "| random starts | error over bound | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, line in LINES.items():
+        if " of rank " in name:  # a table of their own
+            continue
         mine = [run for run in runs if run["line"] == name]
         if mine:
             lines.append(_row(name, line, mine))
@@ -169,12 +188,68 @@ def _row(name: str, line: Line, runs: list[Record]) -> str:
         f"{max(errors):.1e}",
         f"{recovered}/{len(runs)}",
         f"{median('calls'):.0f}",
+        f"{most:.2f}" if (most := _most_over_limit(runs)) else "-",
         f"{median('scalars'):.0f}",
         f"{starts}/{len(runs)}",
         f"{np.median(over):.2f}" if over else "-",
         f"{median('processor_seconds'):.1f}",
     )
     return "| " + " | ".join(cells) + " |"
+
+
+def _most_over_limit(runs: list[Record]) -> float:
+    return max((run["over_limit"] for run in runs if run.get("over_limit")), default=0.0)
+
+
+def _ranks(runs: list[Record]) -> str:
+    lines = [
+        "**Scalars against rank.** Four heads of rank r, a box that answers with the 4 r numbers",
+        "that they write; medians, and all that was asked. Where a box answers with all",
+        "d outputs, they",
+        "lie in those 4 r dimensions, and as many more numbers come back for the same calls.",
+        "",
+        "![scalars against rank times features](images/query_ranks.svg)",
+        "",
+        "| r | d | recovered | worst error | unknowns | scalars | scalars over 4 r d |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r, d in RANKS:
+        mine = [run for run in runs if run["line"] == f"4 heads of rank {r}, d = {d}"]
+        if not mine:
+            continue
+        scalars = float(np.median([run["scalars"] for run in mine]))
+        unknowns = Architecture(d, 4, r, 4 * r).count()
+        recovered = sum(run["outcome"] == "RECOVERED" for run in mine)
+        worst = max(np.inf if run["error"] is None else run["error"] for run in mine)
+        lines.append(
+            f"| {r} | {d} | {recovered}/{len(mine)} | {worst:.0e} | {unknowns} | {scalars:.0f} "
+            f"| {scalars / (4 * r * d):.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _design(runs: list[Record]) -> str:
+    lines = [
+        "**Designed calls** (`benchmarks/query_design.py`): the smallest singular value of the",
+        "Jacobian after four more calls, over that after four random ones; range over layers.",
+        "Pool: the best of 200 random calls in the weakest direction. Apart: the distance of the",
+        "second Theta from the first, over its size; none where heads are independent. Calls that",
+        "chase the weakest direction gain where one is far weaker than the others, and lose else.",
+        "",
+        "| heads | d | apart | layers | before | pool over random | designed over random |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for m, d, apart in dict.fromkeys((run["m"], run["d"], run["apart"]) for run in runs):
+        mine = [run for run in runs if (run["m"], run["d"], run["apart"]) == (m, d, apart)]
+        before = float(np.median([run["first"] for run in mine]))
+        pool, designed = (
+            [run[way] / run["random"] for run in mine] for way in ("pool", "designed")
+        )
+        lines.append(
+            f"| {m} | {d} | {apart or 'none'} | {len(mine)} | {before:.0e} "
+            f"| {min(pool):.1f} to {max(pool):.1f} | {min(designed):.1f} to {max(designed):.1f} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def _conditioning(runs: list[Record]) -> str:
@@ -206,7 +281,7 @@ def _plan(runs: list[Record]) -> str:
         "--dim 8 --heads 6 --error 1e-6 --labels float32`, says how many examples or calls a",
         "wanted parameter error takes, from the Fisher information of a layer of that class.",
         "Achieved over predicted error (`benchmarks/plan.py`, the layer itself in place of a",
-        "guess; range over teachers):",
+        "guess; root mean squares over teachers and four draws of inputs, and range):",
         "",
         "| heads, d | labels | ratio 2 | ratio 4 | ratio 8 |",
         "|---|---|---|---|---|",
@@ -221,20 +296,23 @@ def _plan(runs: list[Record]) -> str:
                     if (run["heads"], run["d"], run["labels"], run["ratio"])
                     == (m, d, labels, ratio)
                 ]
-                cells.append(f"{min(found):.2f} to {max(found):.2f}")
+                together = np.sqrt(np.mean(np.square(found)))
+                cells.append(f"{together:.2f} ({min(found):.2f} to {max(found):.2f})")
             lines.append(f"| {m}, {d} | {labels} | " + " | ".join(cells) + " |")
     lines += [
         "",
-        f"Errors of rounded labels were {_worst(runs)} times what was predicted. In double",
-        "precision what counts is how the box computes, which no plan knows: there the constant",
-        "was measured on the first shape, and the prediction is one of magnitude.",
+        f"Errors were {_worst(runs)} times what was predicted. In double precision labels",
+        "are rounded less than a fit in doubles loses: what that loses is computed with more",
+        "digits, and is part of the prediction. Achieved is the error of a least",
+        "squares fit, carried on until",
+        "it only rounds; `learn` stops a little earlier.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _worst(runs: list[Record]) -> str:
-    """The largest ratio or inverse ratio of labels that are rounded."""
-    ratios = [run["achieved"] / run["predicted"] for run in runs if run["labels"] != "float64"]
+    """The smallest and the largest ratio."""
+    ratios = [run["achieved"] / run["predicted"] for run in runs]
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 

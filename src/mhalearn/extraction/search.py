@@ -18,7 +18,9 @@ from mhalearn.extraction.result import Extraction
 from mhalearn.extraction.settings import Settings, Teller
 from mhalearn.judge.solution import Solution
 from mhalearn.layer.base import Layer
+from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.queries.algebra import find_by_algebra
+from mhalearn.learners.queries.design import design_calls
 from mhalearn.learners.queries.domain import Domain, half_sharp_size, mantissa_unit
 from mhalearn.learners.queries.extension import AlgebraFound
 from mhalearn.learners.queries.learner import FromAlgebra, NeedsMore
@@ -28,6 +30,7 @@ from mhalearn.run.outcome import Outcome
 
 RANDOM = "random sequences, to fit and to certify"
 SIZE = "one sequence in several sizes"
+DESIGNED = "what the others leave nearly open"
 AGAIN = "one sequence once more, to learn whether answers are random"
 # Random sequences, over the counting limit: of a first fit from random starts, the same of answers
 # that are rounded or random, and from algebra, which needs no more than certifying does.
@@ -37,6 +40,8 @@ _RATIO, _RATIO_OF_COARSE, _RATIO_OF_ALGEBRA = 3.0, 8.0, 1.6
 _RATIO_OF_NARROW, _RATIO_OF_PROJECTED = 2.1, 20.0
 # Fits, and sequences of each over those of the one before; of narrow heads, a few are enough.
 _ROUNDS, _MORE, _MORE_OF_NARROW = 3, 2.0, 1.6
+# Calls that are designed where a fit has left a direction nearly open, and the most unknowns.
+_DESIGNED, _MOST_DESIGNED = 4, 1024
 # Logits of random tokens, about, where the size of Theta is known.
 _LOGITS = 1.5
 # The same where heads write alike: small logits show little but their sum.
@@ -133,6 +138,7 @@ class Search:
                 continue
             if self._spent_on is not None or not _wants_more(solution):
                 break
+            self._ask_designed(solution)
             ratio *= _MORE if algebra is None or algebra.rows is None else _MORE_OF_NARROW
         assert solution is not None
         return self._tell(solution, algebra, learner)
@@ -229,6 +235,22 @@ class Search:
         self._x = np.concatenate([self._x, x])
         self._y = np.concatenate([self._y, answers])
         return True
+
+    def _ask_designed(self, solution: Solution) -> None:
+        """Ask about what the sequences so far leave nearly open, where that is all that is wrong:
+        tokens that may be moved freely, and a layer that explains the answers."""
+        layer = solution.layer
+        if solution.outcome is not Outcome.NOT_IDENTIFIED or not isinstance(layer, AttentionLayer):
+            return
+        plain = not (self._settings.kinds or self._settings.bias or self._settings.causal)
+        small = layer.theta.size + layer.w.size <= _MOST_DESIGNED
+        count = min(_DESIGNED, self._session.affordable(self._k))
+        if not (plain and small and count and self._domain.is_continuous):
+            return
+        length = float(np.median(np.linalg.norm(self._x, axis=-1)))
+        x = design_calls(layer.theta, layer.w, self._x, count, length, self._rng)
+        self._x = np.concatenate([self._x, x])
+        self._y = np.concatenate([self._y, self._session.ask(x, DESIGNED)])
 
     def _fit(self, learner: FromAlgebra | None) -> Solution:
         settings, rest = self._settings, self._settings.max_seconds

@@ -2,7 +2,8 @@
 
 Labels off by independent errors of deviation sigma leave estimates with covariance
 sigma^2 (J^T J)^-1. J depends on the layer, which is not known before it is paid for: a random one
-of its class stands in, unless a guess is given.
+of its class stands in, unless a guess is given. Labels in double precision are rounded less than a
+fit that computes in doubles loses: what that loses is computed with more digits, and counted.
 """
 
 import math
@@ -17,6 +18,7 @@ from mhalearn._runtime.types import Float64
 from mhalearn._runtime.validation import check_count, is_integer, is_number
 from mhalearn.data import Examples
 from mhalearn.data.inputs import Sampler, sample_inputs
+from mhalearn.judge.double_error import computing_deviation
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.spectrum import Spectrum
 from mhalearn.layer.architecture import Architecture
@@ -32,9 +34,8 @@ MANTISSAS = {
 }
 # Examples over the counting limit that are tried, one after the other.
 _RATIOS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-# Errors of labels in double precision are those of computing them, so many times their rounding,
-# and parameters are rounded besides: measured at d = 8 with four heads (`benchmarks/plan.py`).
-_COMPUTING, _PARAMETER = 3.3, 2.0**-54
+# Parameters are rounded too.
+_PARAMETER = 2.0**-54
 # Unknowns up to which the spectrum is formed.
 _MOST_UNKNOWNS = 4096
 
@@ -127,7 +128,7 @@ def predict_error(
     precision leave an efficient fit to inputs x (n, k, d). Infinite where x leaves any open."""
     spectrum = measure_spectrum(layer, Examples(x, layer(x)), architecture)
     assert spectrum is not None
-    sigma = _sigma(layer(x), _read_labels(labels)[1])
+    sigma = _sigma(layer(x), _read_labels(labels)[1], computing_deviation(layer, x))
     return math.hypot(sigma * _head_error(layer, spectrum), _PARAMETER)
 
 
@@ -161,13 +162,13 @@ def _rounding(bits: int) -> float:
     return -float(bits)
 
 
-def _sigma(y: Float64, share: float) -> float:
-    """Root mean square error of labels: of noise, or of rounding to the nearest of -share bits."""
+def _sigma(y: Float64, share: float, computing: float) -> float:
+    """Root mean square error of labels, of noise or of rounding to the nearest of -share bits, and
+    of computing them here together."""
     if share > 0:
-        return share * float(np.sqrt(np.mean(y**2)))
+        return math.hypot(share * float(np.sqrt(np.mean(y**2))), computing)
     spacing = 2.0 ** (np.frexp(y)[1] + share)  # of numbers with so many bits, at each label
-    size = float(np.sqrt(np.mean(spacing**2) / 12))
-    return size * (_COMPUTING if share <= -53 else 1.0)
+    return math.hypot(float(np.sqrt(np.mean(spacing**2) / 12)), computing)
 
 
 def _head_error(layer: AttentionLayer, spectrum: Spectrum) -> float:
@@ -213,6 +214,7 @@ class _Curve:
         count = math.ceil(_RATIOS[-1] * self.limit)
         self._x = sample_inputs(inputs, count, tokens, architecture.d, seed=seed)
         self._y = layer(self._x)
+        self._computing = computing_deviation(layer, self._x)
         self._known: dict[int, float] = {}
 
     def at(self, examples: int) -> float:
@@ -225,7 +227,7 @@ class _Curve:
 
     def least(self, wanted: float, share: float) -> tuple[int, float]:
         """The fewest examples that are enough, among those tried, and the error they leave."""
-        sigma = _sigma(self._y, share)
+        sigma = _sigma(self._y, share, self._computing)
         for ratio in _RATIOS:
             examples = math.ceil(ratio * self.limit)
             error = math.hypot(sigma * self.at(examples), _PARAMETER)
