@@ -23,6 +23,7 @@ from mhalearn.learners.newton.continuation import (
     finish_with_direct_steps,
     ridge_at,
 )
+from mhalearn.learners.newton.crossover import KEPT, cross_starts
 from mhalearn.learners.newton.factored import learn_factored
 from mhalearn.learners.newton.head_count import choose_heads
 from mhalearn.learners.newton.head_exchange import exchange_heads, keep_better, rescale_prior
@@ -128,9 +129,10 @@ def learn_newton(
 def _choose_rounds(ratio: float, problem: Problem, options: NewtonOptions) -> tuple[Round, ...]:
     if ratio > options.scarce_ratio:
         return options.plenty
-    if not problem.on_host:
-        return options.scarce
-    return options.scarce[:2] + options.sweep + options.scarce[2:]
+    between = options.sweep if problem.on_host else ()
+    if problem.architecture.heads >= options.many_heads:
+        between += tuple(replace(one, hops=0) for one in options.scarce[2:3]) + options.crossed
+    return options.scarce[:2] + between + options.scarce[2:]
 
 
 def run_rounds(
@@ -218,6 +220,16 @@ def run_round(
 
     def descend_all() -> Hopping:
         moved = theta
+        if round_.crossovers:
+            moved = cross_starts(
+                theta,
+                problem,
+                task.run,
+                scales,
+                round_.crossovers,
+                rng,
+                stage=f"{stage}, crossover",
+            )
         if round_.first_order_steps:
             name = f"{stage}, first-order annealing"
             moved = anneal_first_order(
@@ -242,7 +254,7 @@ def run_round(
         idle = 0 if any_better else now.idle + 1
         return Hopping(now.hop + 1, idle, state, scales, now.losses, generator_words(rng))
 
-    begun = init_dense(theta, problem)
+    begun = init_dense(theta[:KEPT] if round_.crossovers else theta, problem)
     nothing = Hopping(0, 0, begun, scales, np.asarray(begun.loss), generator_words(rng))
     now: Hopping | None = checkpoint.recall("hops", like=nothing)
     if now is None:
