@@ -82,10 +82,11 @@ class NewtonOptions:
         trading heads between starts pays.
     sweep: rounds between the second and the third of `scarce` where problems are so small that
         NumPy solves them: slow continuations, each under another prior.
-    crossed: rounds before the third of `scarce` where heads are at least `many_heads`; before
-        them the third is made without its hops.
+    crossed: rounds before the third of `scarce` where heads are many; before them the third is
+        made without its hops.
     brief: rounds for each head count but the chosen one, where the count is searched for; surplus
         heads make a lost head rare.
+    many_heads: from which on heads are many: with fewer, trading them finds sharp ones.
     scarce_ratio: examples over the counting limit up to which they are scarce.
     trusting_ratio: from which on two starts that agree are hardly ever both wrong, so that the
         lowest loss found twice ends the search.
