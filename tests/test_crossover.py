@@ -7,9 +7,9 @@ import mhalearn as mha
 from mhalearn.layer.dense import Dense
 from mhalearn.learners.newton import crossover
 from mhalearn.learners.newton.crossover import KEPT, Population, cross_starts
-from mhalearn.learners.newton.learner import _choose_rounds
+from mhalearn.learners.newton.learner import learn_newton
 from mhalearn.learners.newton.starts import Scales, random_starts
-from mhalearn.learners.options import NewtonOptions
+from mhalearn.learners.options import NewtonOptions, Round
 from mhalearn.run.checkpoint import generator_words
 from mhalearn.run.run import Run
 from mhalearn.solvers.scaled_problem import make_problem
@@ -66,12 +66,13 @@ def test_a_child_has_heads_of_both_parents_with_what_they_write(seed):
     assert 2 <= sources.count(0) < 5
 
 
-def test_many_heads_near_the_limit_are_crossed_after_a_slide_and_few_are_not():
-    options = NewtonOptions()
-    few = _choose_rounds(1.2, make(), options)
-    assert not any(one.crossovers for one in few)
-    many = _choose_rounds(1.2, make(n_heads=6), options)
-    place = next(number for number, one in enumerate(many) if one.crossovers)
-    assert many[place - 1].first_order_steps > 0
-    assert many[place - 1].hops == 0
-    assert not any(one.crossovers for one in _choose_rounds(9.0, make(n_heads=6), options))
+def test_a_round_may_begin_with_it(monkeypatch):
+    for name, steps in (("_FIRST_STEPS", 40), ("_STEPS", 40)):
+        monkeypatch.setattr(crossover, name, steps)
+    layer = mha.random_layer(n_heads=2, d=4, seed=0)
+    x = mha.sample_inputs("boolean", 12, 4, 4, seed=1)
+    rounds = (Round(4, 10, 1e-3, release_steps=4, crossovers=2),)
+    run, examples = Run(30.0), mha.Examples(x, layer(x))
+    learn_newton(examples, examples.architecture(2), run, NewtonOptions(scarce=rounds))
+    stages = {event.stage for event in run.events}
+    assert {"round 1, crossover 1", "round 1, crossover 2", "round 1"} <= stages

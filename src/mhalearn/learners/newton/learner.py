@@ -129,10 +129,9 @@ def learn_newton(
 def _choose_rounds(ratio: float, problem: Problem, options: NewtonOptions) -> tuple[Round, ...]:
     if ratio > options.scarce_ratio:
         return options.plenty
-    between = options.sweep if problem.on_host else ()
-    if problem.architecture.heads >= options.many_heads:
-        between += tuple(replace(one, hops=0) for one in options.scarce[2:3]) + options.crossed
-    return options.scarce[:2] + between + options.scarce[2:]
+    if not problem.on_host:
+        return options.scarce
+    return options.scarce[:2] + options.sweep + options.scarce[2:]
 
 
 def run_rounds(

@@ -16,7 +16,7 @@ class Round:
     release_steps: from there to hardly any ridge, before it is dropped.
     first_order_steps: of slow annealing before all others.
     crossovers: generations of starts that inherit heads from one another under a strong ridge,
-        before all others; the best of them go on.
+        before all others; the best of them go on. In none of the rounds below.
     hops: how often heads are traded between starts, at most.
     prior: width of the prior on |Theta| that hops use, over what was learned so far.
     theta_scale: width of the prior on |Theta| of the continuation, where tokens have unit size;
@@ -58,9 +58,6 @@ SCARCE = (
     Round(5, 60, 1e-3, release_steps=8, hops=40, prior=1.3),
     Round(5, 8, 1e-3, release_steps=8, first_order_steps=24_000, hops=400),
 )
-# Many heads: starts that inherit heads from one another, which costs less than trades. Under a wide
-# prior, for sharp heads: others fall to slides.
-CROSSED = (Round(12, 40, 1e-3, release_steps=8, crossovers=150, theta_scale=6.0),)
 # Where steps are cheap, slow continuations under priors of several widths: which one leads to the
 # layer the labels do not say, but with the right one most starts arrive.
 SWEEP = tuple(
@@ -82,11 +79,8 @@ class NewtonOptions:
         trading heads between starts pays.
     sweep: rounds between the second and the third of `scarce` where problems are so small that
         NumPy solves them: slow continuations, each under another prior.
-    crossed: rounds before the third of `scarce` where heads are many; before them the third is
-        made without its hops.
     brief: rounds for each head count but the chosen one, where the count is searched for; surplus
         heads make a lost head rare.
-    many_heads: from which on heads are many: with fewer, trading them finds sharp ones.
     scarce_ratio: examples over the counting limit up to which they are scarce.
     trusting_ratio: from which on two starts that agree are hardly ever both wrong, so that the
         lowest loss found twice ends the search.
@@ -103,9 +97,7 @@ class NewtonOptions:
     plenty: tuple[Round, ...] = PLENTY
     scarce: tuple[Round, ...] = SCARCE
     sweep: tuple[Round, ...] = SWEEP
-    crossed: tuple[Round, ...] = CROSSED
     brief: tuple[Round, ...] = BRIEF
-    many_heads: int = 6
     scarce_ratio: float = 3.0
     trusting_ratio: float = 6.0
     same_minimum: float = 1e-6
@@ -115,11 +107,11 @@ class NewtonOptions:
     exact: float = 1e-16
 
     def __post_init__(self) -> None:
-        for name in ("plenty", "scarce", "sweep", "crossed", "brief"):
+        for name in ("plenty", "scarce", "sweep", "brief"):
             rounds = getattr(self, name)
             valid = isinstance(rounds, tuple) and all(isinstance(one, Round) for one in rounds)
             if not (valid and rounds):
                 raise ValueError(f"{name}={rounds!r}: pass a tuple of at least one Round")
-        check_counts(self, "idle_hops", "many_heads")
+        check_counts(self, "idle_hops")
         check_positive(self, "scarce_ratio", "trusting_ratio", "sketch_ratio", "exact")
         check_positive(self, "same_minimum", "sketch_work", least=0.0)
