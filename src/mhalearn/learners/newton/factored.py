@@ -56,9 +56,6 @@ _PROMISING = 1e-2
 _FOUND, _SETTLED = 1e-5, 1e-6
 
 
-# Labels that can be met no closer are coarser than double precision. Inputs were then rounded too,
-# mostly, which leaves more than the labels' rounding does: no attempt would get below that.
-_DOUBLE = 1e-16
 # Attempts, and times the counting limit of examples that polish the layer.
 _ATTEMPTS, _POLISHED = 4, 16.0
 
@@ -86,14 +83,13 @@ def learn_factored(
     if start is not None and architecture.n_heads in (None, start.n_heads):
         selection.offer(polish(start, part, run, stage="resumed").layer)
     checkpoint = run.checkpoint
-    enough = exact if exact <= _DOUBLE else max(exact, _SETTLED)
     steps = _STEPS * max(1.0, examples.d / _WIDTH)
     steps *= 1 if train.n >= _SCARCE * limit else _PATIENCE
     for attempt in range(_ATTEMPTS):
         name = f"attempt {attempt + 1}"
         if checkpoint.recall(name) is not None:
             continue
-        if not checkpoint.begun(name) and (selection.loss < enough or run.is_over()):
+        if not checkpoint.begun(name) and (selection.loss < exact or run.is_over()):
             break
         with checkpoint.within(name):
             layer = learn_once(
