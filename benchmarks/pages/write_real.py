@@ -35,9 +35,9 @@ layer_index=3)` or the module itself for `layer`, `head_dim=32, bias=True`, and 
 than would fill the features descends by Adam in single precision under a penalty on its factors,
 which is the nuclear norm of Theta and W. It begins where it keeps all heads at zero and fades,
 slowly through the first two powers of ten: heads appear as the examples ask for them, and those too
-many stay at zero or become copies of another, so that the canonical form tells their number. (In a
-hurry they fit single examples instead, as sharp surplus heads; with 32 tokens an example that lost
-a layer.) Then Gauss-Newton steps on the factors,
+many stay at zero or become copies of another, so that the canonical form tells their number. In a
+hurry they fit single examples instead, as sharp surplus heads, which is seen first where examples
+are few and long. Then Gauss-Newton steps on the factors,
 residuals in double and directions in single precision, double their correct digits until none is
 left to gain. With fewer than twelve times the counting limit of examples the penalty fades four
 times slower.

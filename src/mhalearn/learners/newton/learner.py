@@ -23,6 +23,7 @@ from mhalearn.learners.newton.continuation import (
     finish_with_direct_steps,
     ridge_at,
 )
+from mhalearn.learners.newton.crossover import KEPT, cross_starts
 from mhalearn.learners.newton.factored import learn_factored
 from mhalearn.learners.newton.head_count import choose_heads
 from mhalearn.learners.newton.head_exchange import exchange_heads, keep_better, rescale_prior
@@ -218,6 +219,16 @@ def run_round(
 
     def descend_all() -> Hopping:
         moved = theta
+        if round_.crossovers:
+            moved = cross_starts(
+                theta,
+                problem,
+                task.run,
+                scales,
+                round_.crossovers,
+                rng,
+                stage=f"{stage}, crossover",
+            )
         if round_.first_order_steps:
             name = f"{stage}, first-order annealing"
             moved = anneal_first_order(
@@ -242,7 +253,7 @@ def run_round(
         idle = 0 if any_better else now.idle + 1
         return Hopping(now.hop + 1, idle, state, scales, now.losses, generator_words(rng))
 
-    begun = init_dense(theta, problem)
+    begun = init_dense(theta[:KEPT] if round_.crossovers else theta, problem)
     nothing = Hopping(0, 0, begun, scales, np.asarray(begun.loss), generator_words(rng))
     now: Hopping | None = checkpoint.recall("hops", like=nothing)
     if now is None:

@@ -15,6 +15,8 @@ class Round:
     anneal_steps: of the continuation (homotopy) in the ridge; final_ridge: where it ends.
     release_steps: from there to hardly any ridge, before it is dropped.
     first_order_steps: of slow annealing before all others.
+    crossovers: generations of starts that inherit heads from one another under a strong ridge,
+        before all others; the best of them go on. In none of the rounds below.
     hops: how often heads are traded between starts, at most.
     prior: width of the prior on |Theta| that hops use, over what was learned so far.
     theta_scale: width of the prior on |Theta| of the continuation, where tokens have unit size;
@@ -29,12 +31,13 @@ class Round:
     hops: int = 0
     prior: float = 1.0
     theta_scale: float | None = None
+    crossovers: int = 0
 
     def __post_init__(self) -> None:
         if self.theta_scale is not None:
             check_positive(self, "theta_scale")
         check_counts(self, "n_starts", "anneal_steps")
-        check_counts(self, "release_steps", "first_order_steps", "hops", least=0)
+        check_counts(self, "release_steps", "first_order_steps", "hops", "crossovers", least=0)
         check_positive(self, "final_ridge", "prior")
 
 
