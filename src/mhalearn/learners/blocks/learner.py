@@ -47,7 +47,7 @@ _FADE = 1e-5
 # Examples held out to choose by: a tenth, and no more than this.
 _MOST_HELD = 256
 # Parameters up to which the normal matrix is formed.
-_MOST_UNKNOWNS = 4096
+_MOST_UNKNOWNS = 6144
 
 
 class Sizes(NamedTuple):
