@@ -136,6 +136,9 @@ def test_the_judge_of_blocks_is_not_fooled() -> None:
     assert judged(block, block, told) is mha.Outcome.RECOVERED
     assert judged(block, block, Asked(1, 5)) is mha.Outcome.NOT_IDENTIFIED
     assert judged(with_surplus(block), block, found) is mha.Outcome.NOT_IDENTIFIED
+    ff = block.feed_forward
+    mapped = block.replace(feed_forward=ff.replace(linear=0.3 * np.eye(4)))
+    assert judged(mapped, mapped, found) is mha.Outcome.NOT_IDENTIFIED
     coarse = judged(block, block, found, lambda y: y.astype(np.float32))
     assert coarse is not mha.Outcome.RECOVERED
     noisy = judged(
