@@ -77,7 +77,8 @@ is the gauge and nothing else. Nothing of this is proved.
 
 d = 8, two heads, 16 neurons, biases everywhere, {n} Gaussian examples of {k} tokens, numbers of
 heads and neurons found, not told. Seconds are those of one core's processor, compilation
-included where a run was the first of its shapes in its process. The wall clock of a machine that
+included where a run was the first of its shapes in its process; "dirty" of a commit is the file of
+results itself. The wall clock of a machine that
 many others used at the same time showed up to {slowdown} times as much.
 
 {recovery}
@@ -87,8 +88,8 @@ many others used at the same time showed up to {slowdown} times as much.
 ![Error against processor seconds, and heads and neurons found](images/block.svg)
 
 One search (GELU, seed {film_seed}) as it goes on: above, the relative squared error on the
-examples of a step; below, heads and neurons of the truth that the block at hand has within a tenth of their
-size, and the neurons it holds.
+examples of a step; below, heads and neurons of the truth that the block at hand has within a tenth
+of their size, and the neurons it holds.
 
 ## Adam alone
 
@@ -128,7 +129,7 @@ def recovery_table(runs: list[Record]) -> str:
         good = [run for run in rows if is_good(run)]
         seconds = [run["processor_seconds"] for run in rows]
         worst = f"{max(run['max_error'] for run in good):.0e}" if good else "-"
-        commits = ", ".join(sorted({run["code"].removesuffix("-dirty") for run in rows}))
+        commits = ", ".join(sorted({run["code"] for run in rows}))
         table += f"| {say_case(case)} | {len(rows)} | {len(good)} | {worst} | "
         table += f"{rows[0]['ratio']:.0f} | {median(seconds):.0f}, {max(seconds):.0f} | "
         table += f"{commits} |\n"
