@@ -85,6 +85,29 @@ def test_a_small_block_is_recovered() -> None:
 
 
 @pytest.mark.slow
+def test_activation_and_norm_are_found_among_candidates() -> None:
+    block = mha.random_block(**SIZES, activation="relu", norm="pre", seed=2)
+    model = mha.BlockRegressor(1, hidden=4, activation="auto", norm="auto", options=QUICK)
+    model.fit(data(block))
+    assert model.outcome_ is mha.Outcome.RECOVERED, model.solution_.reason
+    assert (model.block_.design.activation, model.block_.norm) == ("relu", "pre")
+    assert mha.compare(model.block_, block).max_error < 1e-10
+    tried = [event for event in model.trace_ if event.stage == "candidate"]
+    assert len(tried) == 8 * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_small_blocks_with_norms_are_recovered(norm: str, kind: str) -> None:
+    block = mha.random_block(**SIZES, norm=norm, norm_kind=kind, seed=2)
+    model = mha.BlockRegressor(1, hidden=4, norm=norm, norm_kind=kind, options=QUICK)
+    model.fit(data(block))
+    assert model.outcome_ is mha.Outcome.RECOVERED, model.solution_.reason
+    assert mha.compare(model.block_, block).max_error < 1e-8
+
+
+@pytest.mark.slow
 def test_sizes_that_are_told_are_kept_where_nothing_fits() -> None:
     x = mha.sample_inputs("gaussian", 200, 3, 4, seed=0)
     y = np.random.default_rng(1).standard_normal(x.shape)
@@ -113,6 +136,9 @@ def test_the_judge_of_blocks_is_not_fooled() -> None:
     assert judged(block, block, told) is mha.Outcome.RECOVERED
     assert judged(block, block, Asked(1, 5)) is mha.Outcome.NOT_IDENTIFIED
     assert judged(with_surplus(block), block, found) is mha.Outcome.NOT_IDENTIFIED
+    ff = block.feed_forward
+    mapped = block.replace(feed_forward=ff.replace(linear=0.3 * np.eye(4)))
+    assert judged(mapped, mapped, found) is mha.Outcome.NOT_IDENTIFIED
     coarse = judged(block, block, found, lambda y: y.astype(np.float32))
     assert coarse is not mha.Outcome.RECOVERED
     noisy = judged(
@@ -153,15 +179,32 @@ def test_wrong_settings_of_a_block_are_refused() -> None:
         mha.BlockRegressor().fit(x, x[..., :2])
 
 
+def test_near_neurons_are_made_one() -> None:
+    """Also where one is the mirror image of the other."""
+    block = mha.random_block(**SIZES, norm=None)
+    ff = block.feed_forward
+    more = ff.replace(
+        up=np.concatenate([ff.up, -ff.up[:, :1] + 0.01], axis=1),
+        up_bias=np.append(ff.up_bias, -ff.up_bias[0]),
+        down=np.concatenate([ff.down, 0.3 * ff.down[:1]]),
+        linear=np.zeros((4, 4)),
+    )
+    found = prune(block.replace(feed_forward=more), data(block), 1e-7, near=0.1)
+    assert found.hidden == 4
+    assert prune(block.replace(feed_forward=more), data(block), 1e-12).hidden == 5
+
+
 @pytest.mark.slow
 def test_the_command_learns_a_block(tmp_path, capsys) -> None:
     block = mha.random_block(**SIZES, norm=None, seed=2)
     data(block, 60).save(tmp_path / "stream.safetensors")
     said = ["learn", str(tmp_path / "stream.safetensors"), "--block", "--json", "--heads", "1"]
-    out = tmp_path / "block.safetensors"
-    code = cli.run([*said, "--hidden", "4", "--max-seconds", "1", "--out", str(out)])
+    out, page = tmp_path / "block.safetensors", tmp_path / "page.html"
+    hasty = ["--hidden", "4", "--max-seconds", "1", "--report", str(page)]
+    code = cli.run([*said, *hasty, "--out", str(out)])
     told = json.loads(capsys.readouterr().out)
     assert code == (0 if told["recovered"] else 3)
     assert told["outcome"] in ("TIME_LIMIT", "RECOVERED")
     assert isinstance(mha.load_layer(out), mha.Block)
+    assert told["outcome"] in page.read_text()
     assert cli.run([*said, "--residual"]) == 2

@@ -54,10 +54,10 @@ are one line each.
 
 **Asked** (talk): guarantees are known for both parts of a block; do they compose? **Measured**:
 nothing about the composition of guarantees. What the function of a block leaves open is counted,
-and held against the rank of a Jacobian; random blocks without norms are learned from random
-examples, heads and neurons counted, to rounding ([block](block.md)): {block_good} of {block_runs}
-runs, by a student with surplus, pruning and Gauss-Newton, of which nothing is proved. Norms,
-larger widths and trained blocks are not measured. **To go on**: a sequence of one token shows the
+and held against the rank of a Jacobian; small random blocks are learned from random examples,
+heads and neurons counted, to rounding ([block](block.md)): {block_good} of {block_runs} runs, by a
+student with surplus, pruning and Gauss-Newton, of which nothing is proved. Larger widths and
+trained blocks are not measured. **To go on**: a sequence of one token shows the
 feed-forward part alone, with the sum of W in front of it: learn that first, and phase 2's
 certification becomes a question about preimages.
 

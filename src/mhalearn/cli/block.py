@@ -33,8 +33,8 @@ class BlockAsked(NamedTuple):
                 hidden = int(self.hidden)
             except ValueError:
                 raise ValueError(f"--hidden {self.hidden}: give a number, or auto") from None
-        if self.norm not in ("none", "pre", "post"):
-            raise ValueError(f"--norm {self.norm}: give none, pre or post")
+        if self.norm not in ("none", "pre", "post", "auto"):
+            raise ValueError(f"--norm {self.norm}: give none, pre, post or auto")
         return {
             "n_heads": self.n_heads,
             "hidden": hidden,

@@ -134,7 +134,7 @@ def learn_command(
         str, typer.Option(metavar="NAME|auto", help="Of a block: relu, gelu, silu, swiglu ...")
     ] = "gelu",
     norm: Annotated[
-        str, typer.Option(metavar="[none|pre|post]", help="Of a block: where LayerNorms are.")
+        str, typer.Option(metavar="[none|pre|post|auto]", help="Of a block: where LayerNorms are.")
     ] = "none",
     inputs: Inputs = None,
     outputs: Outputs = None,

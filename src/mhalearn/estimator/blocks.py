@@ -23,13 +23,14 @@ from mhalearn.judge.solution import Solution
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.block.block import Block
 from mhalearn.layer.block.design import BlockDesign
-from mhalearn.learners.blocks.learner import EXACT, learn_block
+from mhalearn.layer.block.norms import KINDS, PLACES
+from mhalearn.learners.blocks.learner import EXACT, learn_block, try_class
 from mhalearn.learners.blocks.options import BlockClass, BlockOptions
 from mhalearn.run.events import Event
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 
-# What activation="auto" tries, in this order, each as long as the ones before were not exact.
+# What activation="auto" tries.
 CANDIDATES = ("gelu", "relu", "silu", "gelu_tanh", "swiglu", "glu", "geglu", "reglu")
 # An eighth of the examples certifies, and no more than this.
 _MOST_CERTIFY = 512
@@ -41,9 +42,9 @@ class BlockRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     n_heads, hidden: the numbers of heads and neurons, or "auto" to find them.
     head_dim: rank of every Theta_i and of every W_i, where it is known to be less than d.
     activation: as in `random_block`, or "auto" to find it among relu, gelu, gelu_tanh, silu and
-        the gated ones, which takes as long as all that are tried together.
-    norm: None, "pre" or "post"; norm_kind: "layer" or "rms"; epsilon: of the norms, which is taken
-        for known.
+        the gated ones: a short descent in each says which to search first.
+    norm: None, "pre" or "post"; norm_kind: "layer" or "rms"; each may be "auto", likewise.
+        epsilon: of the norms, which is taken for known.
     bias: biases of heads, neurons and LayerNorms. causal: tokens see no later token.
     options: a `learners.blocks.options.BlockOptions`.
     random_state: seed of all randomness. max_seconds: when to stop with the best block so far.
@@ -145,6 +146,9 @@ class BlockRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             d, asked.n_heads, head_dim, bias=bool(self.bias), causal=bool(self.causal)
         )
         names = CANDIDATES if self.activation == "auto" else (self.activation,)
+        places = (None, *PLACES) if self.norm == "auto" else (self.norm,)
+        kinds = KINDS if self.norm_kind == "auto" else (self.norm_kind,)
+        norms = [(place, kind) for place in places for kind in (kinds if place else kinds[:1])]
         return [
             BlockClass(
                 BlockDesign(
@@ -152,21 +156,25 @@ class BlockRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                     asked.hidden or 1,
                     name,
                     bool(self.bias),
-                    norm=self.norm,
-                    norm_kind=self.norm_kind,
+                    norm=place,
+                    norm_kind=kind,
                     epsilon=self.epsilon,
                     norm_bias=bool(self.bias),
                 ),
                 asked.n_heads,
                 asked.hidden,
             )
+            for place, kind in norms
             for name in names
         ]
 
     def _search(self, train: Examples, classes: list[BlockClass], run: Run) -> Candidate:
-        """The best candidate of all classes, one after the other, until one is exact."""
+        """The best candidate of all classes, the likeliest first, until one is exact."""
         options = self.options or BlockOptions()
-        if len(classes) > 1:  # a wrong activation is not worth more attempts
+        if len(classes) > 1:
+            tried = [try_class(train, one, run, options) for one in classes if not run.is_over()]
+            classes = [classes[i] for i in np.argsort(tried)] or classes
+            # A wrong class is not worth more attempts.
             options = replace(options, strengths=options.strengths[:2])
         best: Candidate | None = None
         for one in classes:

@@ -103,6 +103,11 @@ def _judge_exact(
                 f"a block of {found[what]} {what} explains the labels exactly, and {told} were "
                 "asked for: what the others are is not determined"
             )
+    if block.feed_forward.linear is not None:
+        return Outcome.NOT_IDENTIFIED, (
+            f"{_count(block.hidden, 'neuron')} and a linear map beside them explain the labels "
+            "exactly, and pairs of neurons can be such a map in many ways"
+        )
     if not certificate.recovered:
         return Outcome.NOT_IDENTIFIED, certificate.reason
     if precision != "float64":

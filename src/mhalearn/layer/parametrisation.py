@@ -131,6 +131,7 @@ def _generic_rank(parametrisation: Parametrisation) -> int:
         out_bias=architecture.bias,
         causal=architecture.causal,
     )
+    chunk = jax.tree.map(jnp.asarray, chunk)
     flat, unflatten = ravel_pytree(jax.tree.map(jnp.asarray, parametrisation.init(rng)))
     jacobian = jax.jit(
         jax.jacfwd(lambda flat: parametrisation.outputs(unflatten(flat), chunk).ravel())
