@@ -97,8 +97,7 @@ def test_activation_and_norm_are_found_among_candidates() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize(("norm", "kind"), [("pre", "layer"), ("post", "rms")])
 def test_small_blocks_with_norms_are_recovered(norm: str, kind: str) -> None:
     block = mha.random_block(**SIZES, norm=norm, norm_kind=kind, seed=2)
     model = mha.BlockRegressor(1, hidden=4, norm=norm, norm_kind=kind, options=QUICK)
