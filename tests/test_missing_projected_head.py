@@ -49,3 +49,10 @@ def test_beside_noise_no_head_would_help(case):
 def test_few_examples_tell_nothing_of_a_missing_head(case):
     truth, x, y = case
     assert look(first_head(truth), x[:20], y[:20]) is None
+
+
+def test_heads_that_only_share_keys_are_tested_too():
+    truth = mha.random_layer(2, D, head_dim=2, causal=True, kv_heads=1, seed=4)
+    x = np.random.default_rng(0).standard_normal((76, K, D))
+    noise = 0.1 * np.random.default_rng(1).standard_normal((76, K, D))
+    assert look(truth, x, truth(x) + noise).gain == 0.0

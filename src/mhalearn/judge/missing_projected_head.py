@@ -74,6 +74,8 @@ def _alone(architecture: Architecture) -> Architecture:
     alone = replace(architecture.with_heads(1), kv_heads=None)
     if isinstance(alone.distance_bias, Alibi):
         alone = replace(alone, position_bias=T5Bias(bidirectional=not alone.causal))
+    if alone.is_plain:  # where heads share keys and have nothing else: held by its projections yet
+        alone = replace(alone, logit_scale=alone.qk_rank**-0.5)
     return alone
 
 
