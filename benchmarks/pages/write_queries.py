@@ -305,7 +305,7 @@ def _plan(runs: list[Record]) -> str:
         "are rounded less than a fit in doubles loses: what that loses is computed with more",
         "digits, and is part of the prediction. Achieved is the error of a least",
         "squares fit, carried on until",
-        "it only rounds; `learn` stops a little earlier.",
+        "it only rounds; the descent of `learn` ends some way above that in double precision.",
     ]
     return "\n".join(lines) + "\n"
 
