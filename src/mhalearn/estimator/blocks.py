@@ -24,7 +24,7 @@ from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.block.block import Block
 from mhalearn.layer.block.design import BlockDesign
 from mhalearn.layer.block.norms import KINDS, PLACES
-from mhalearn.learners.blocks.learner import EXACT, learn_block, try_class
+from mhalearn.learners.blocks.learner import exact_error, learn_block, try_class
 from mhalearn.learners.blocks.options import BlockClass, BlockOptions
 from mhalearn.run.events import Event
 from mhalearn.run.outcome import Candidate, Outcome
@@ -176,9 +176,9 @@ class BlockRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             classes = [classes[i] for i in np.argsort(tried)] or classes
             # A wrong class is not worth more attempts.
             options = replace(options, strengths=options.strengths[:2])
-        best: Candidate | None = None
+        best, exact = None, exact_error(train)
         for one in classes:
-            if best is not None and (best.loss < EXACT or run.is_over()):
+            if best is not None and (best.loss < exact or run.is_over()):
                 break
             found = learn_block(train, one, run, options)
             if best is None or found.loss < best.loss:

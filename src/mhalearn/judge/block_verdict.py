@@ -100,13 +100,13 @@ def _judge_exact(
     for what, told in (("heads", asked.n_heads), ("neurons", asked.hidden)):
         if told is not None and found[what] < told:
             return Outcome.NOT_IDENTIFIED, (
-                f"a block of {found[what]} {what} explains the labels exactly, and {told} were "
-                "asked for: what the others are is not determined"
+                f"a block of {found[what]} {what} explains the labels to their precision, and "
+                f"{told} were asked for: what the others are is not determined"
             )
     if block.feed_forward.linear is not None:
         return Outcome.NOT_IDENTIFIED, (
-            f"{_count(block.hidden, 'neuron')} and a linear map beside them explain the labels "
-            "exactly, and pairs of neurons can be such a map in many ways"
+            f"{_count(block.hidden, 'neuron')} and a linear map beside them explain the labels to "
+            "their precision, and pairs of neurons can be such a map in many ways"
         )
     if not certificate.recovered:
         return Outcome.NOT_IDENTIFIED, certificate.reason

@@ -13,6 +13,7 @@ import numpy as np
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
+from mhalearn.data.label_precision import label_precision
 from mhalearn.layer.block.block import Block
 from mhalearn.layer.block.design import BlockDesign
 from mhalearn.layer.block.parametrisation import BlockParametrisation
@@ -26,8 +27,11 @@ from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, anneal, co
 from mhalearn.solvers.polish import relative_error
 from mhalearn.solvers.scaled_problem import make_problem
 
-# Relative squared error on held-out examples that only an exact block has.
-EXACT = 1e-22
+# Relative squared error on held-out examples that only an exact block has; of coarser labels than
+# doubles it is that of rounding, whose square is at most a twelfth of a unit's.
+_EXACT, _ROUNDED = 1e-22, 1 / 8
+# What a linear map may be off where neurons are turned over, over the root of the error.
+_OFF = 30.0
 # A student this bad is not worth pruning.
 _HOPELESS = 1e-2
 # What leaving out a neuron may change, from bold to careful; of an exact block, next to nothing.
@@ -60,6 +64,21 @@ class Sizes(NamedTuple):
         return Sizes(2 * self.heads, 2 * self.neurons)
 
 
+class Subsets(NamedTuple):
+    """Examples to descend on, others to choose by, and the error that only an exact block has."""
+
+    train: Examples
+    select: Examples
+    exact: float
+
+    def error(self, block: Block) -> float:
+        """Relative and squared, on the examples to choose by."""
+        return relative_error(block, self.select)
+
+    def is_met(self, block: Block) -> bool:
+        return self.error(block) < self.exact
+
+
 @in_float64
 def learn_block(
     examples: Examples, wanted: BlockClass, run: Run, options: BlockOptions
@@ -69,7 +88,8 @@ def learn_block(
     Cost: of an attempt, `steps` passes over a batch, and some tens of Gauss-Newton steps over a few
     hundred examples. Trust: a heuristic; what it returns is for the judge.
     """
-    train, select = _split(examples, run.seed)
+    data = _split(examples, run.seed)
+    train, exact = data.train, data.exact
     sizes = _student_sizes(wanted, options)
     best: Block | None = None
     best_loss, linear = math.inf, True
@@ -77,37 +97,37 @@ def learn_block(
         if run.is_over():
             break
         student = anneal_student(train, wanted, sizes, attempt, strength, run, options, linear)
-        loss = relative_error(student, select)
+        loss = data.error(student)
         run.emit("student", attempt, loss, detail=f"{student!r}, on held-out examples")
         found = prune(student, train, _TOLERANCES[-1], wanted.n_heads, wanted.hidden)
-        if (crude := relative_error(found, select)) < best_loss or best is None:
+        if (crude := data.error(found)) < best_loss or best is None:
             best, best_loss = found, crude
         for tolerance in _TOLERANCES if loss < _HOPELESS else ():
             pruned = prune(student, train, tolerance, wanted.n_heads, wanted.hidden)
             stage = f"Gauss-Newton {attempt + 1}"
             found = _descend(pruned, train, run, options, stage)
-            loss = relative_error(found, select)
-            if not loss < EXACT:
-                found, loss = _merge_near(found, loss, train, select, run, options, stage)
-            if loss < EXACT:
-                found = _shrink(found, train, select, run, options)
-                found = _turn_over(found, train, select, run, options)
-                loss = relative_error(found, select)
+            loss = data.error(found)
+            if not loss < exact:
+                found, loss = _merge_near(found, loss, data, run, options, stage)
+            if loss < exact:
+                found = _shrink(found, data, run, options)
+                found = _turn_over(found, data, run, options)
+                loss = data.error(found)
                 linear = linear and found.feed_forward.linear is None
             if loss < best_loss:
                 best, best_loss = found, loss
-            if loss < EXACT or run.is_over():
+            if loss < exact or run.is_over():
                 break
-        if best_loss < EXACT and best.feed_forward.linear is None:
+        if best_loss < exact and best.feed_forward.linear is None:
             break
         sizes = _next_sizes(sizes, found, wanted)
     if best is None:
         kind = BlockParametrisation(_design(wanted, sizes).architecture)
         start = kind.init(np.random.default_rng(run.seed))
         best = kind.to_layer(start, Units())
-        best_loss = relative_error(best, select)
+        best_loss = data.error(best)
     run.emit("model selection", loss=best_loss, detail="error on held-out examples")
-    late = run.is_over() and not best_loss < EXACT
+    late = run.is_over() and not best_loss < exact
     return Candidate(best, Outcome.TIME_LIMIT if late else Outcome.FITTED, loss=best_loss)
 
 
@@ -117,19 +137,28 @@ def try_class(examples: Examples, wanted: BlockClass, run: Run, options: BlockOp
 
     Cost: a quarter of a first student. Trust: a heuristic, which decides about no more than order.
     """
-    train, select = _split(examples, run.seed)
+    data = _split(examples, run.seed)
     short = replace(options, steps=max(1, options.steps // 4))
     sizes, strength = _student_sizes(wanted, options), options.strengths[0]
-    student = anneal_student(train, wanted, sizes, 0, strength, run, short, linear=True)
-    loss = relative_error(student, select)
+    student = anneal_student(data.train, wanted, sizes, 0, strength, run, short, linear=True)
+    loss = data.error(student)
     run.emit("candidate", loss=loss, detail=f"{student!r}, on held-out examples")
     return loss if math.isfinite(loss) else math.inf
 
 
-def _split(examples: Examples, seed: int) -> tuple[Examples, Examples]:
+def exact_error(examples: Examples) -> float:
+    """Relative squared error below which a block is exact, for labels of their precision."""
+    return max(_EXACT, _ROUNDED * label_precision(examples).unit ** 2)
+
+
+def _split(examples: Examples, seed: int) -> Subsets:
     order = generator(seed, Stream.SELECT_SPLIT).permutation(examples.n)
     held = min(max(1, examples.n // 10), _MOST_HELD)
-    return examples.subset(np.sort(order[held:])), examples.subset(np.sort(order[:held]))
+    return Subsets(
+        examples.subset(np.sort(order[held:])),
+        examples.subset(np.sort(order[:held])),
+        exact_error(examples),
+    )
 
 
 def _student_sizes(wanted: BlockClass, options: BlockOptions) -> Sizes:
@@ -201,8 +230,7 @@ def anneal_student(
 def _merge_near(
     block: Block,
     loss: float,
-    train: Examples,
-    select: Examples,
+    data: Subsets,
     run: Run,
     options: BlockOptions,
     stage: str,
@@ -210,17 +238,17 @@ def _merge_near(
     """Make neurons one that are near, and descend again; else descend from where it was."""
     size = block.hidden
     for near in _NEAR:
-        merged = prune(block, train, _TOLERANCES[-1], near=near)
+        merged = prune(block, data.train, _TOLERANCES[-1], near=near)
         if merged.hidden == size or run.is_over():
             continue
         size = merged.hidden
-        found = _descend(merged, train, run, options, stage)
-        if (now := relative_error(found, select)) < loss:
+        found = _descend(merged, data.train, run, options, stage)
+        if (now := data.error(found)) < loss:
             block, loss = found, now
-        if loss < EXACT:
+        if loss < data.exact:
             return block, loss
-    found = _descend(block, train, run, options, stage, _STEPS)
-    return found, relative_error(found, select)
+    found = _descend(block, data.train, run, options, stage, _STEPS)
+    return found, data.error(found)
 
 
 def _descend(
@@ -246,32 +274,28 @@ def _descend(
     return problem.to_layer(found.params)
 
 
-def _shrink(
-    block: Block, train: Examples, select: Examples, run: Run, options: BlockOptions
-) -> Block:
+def _shrink(block: Block, data: Subsets, run: Run, options: BlockOptions) -> Block:
     """Leave out what an exact block does not need, as long as it stays exact."""
     tolerance = _SURELY_NOTHING
     while not run.is_over():
-        smaller = prune(block, train, tolerance)
+        smaller = prune(block, data.train, tolerance)
         if (smaller.n_heads, smaller.hidden) == (block.n_heads, block.hidden):
             if tolerance > _SURELY_NOTHING:
                 return block
             tolerance = _TOLERANCES[0]
             continue
-        found = _descend(smaller, train, run, options, "Gauss-Newton, smaller")
-        if not relative_error(found, select) < EXACT:
+        found = _descend(smaller, data.train, run, options, "Gauss-Newton, smaller")
+        if not data.is_met(found):
             return block
         block = found
     return block
 
 
-def _turn_over(
-    block: Block, train: Examples, select: Examples, run: Run, options: BlockOptions
-) -> Block:
+def _turn_over(block: Block, data: Subsets, run: Run, options: BlockOptions) -> Block:
     """The same block without a linear map beside its neurons, where some of them turned over
     leave none; else as it was."""
-    turned = block.canonical()
+    turned = block.canonical(tolerance=max(1e-8, _OFF * data.error(block) ** 0.5))
     if block.feed_forward.linear is None or turned.feed_forward.linear is not None:
         return block
-    found = _descend(turned, train, run, options, "Gauss-Newton, turned over")
-    return found if relative_error(found, select) < EXACT else block
+    found = _descend(turned, data.train, run, options, "Gauss-Newton, turned over")
+    return found if data.is_met(found) else block
