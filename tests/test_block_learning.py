@@ -85,6 +85,18 @@ def test_a_small_block_is_recovered() -> None:
 
 
 @pytest.mark.slow
+def test_labels_in_single_precision_are_met_to_their_rounding_without_a_linear_map() -> None:
+    block = mha.random_block(**SIZES, norm=None, seed=2)
+    x, y = data(block).arrays()[:2]
+    model = mha.BlockRegressor(1, hidden=4, options=QUICK).fit(x, y.astype(np.float32))
+    assert model.outcome_ is mha.Outcome.FITTED, model.solution_.reason
+    assert "float32" in model.solution_.reason
+    assert model.block_.feed_forward.linear is None
+    assert mha.compare(model.block_, block).max_error < 1e-4
+    assert sum(event.stage == "student" for event in model.trace_) == 1
+
+
+@pytest.mark.slow
 def test_activation_and_norm_are_found_among_candidates() -> None:
     block = mha.random_block(**SIZES, activation="relu", norm="pre", seed=2)
     model = mha.BlockRegressor(1, hidden=4, activation="auto", norm="auto", options=QUICK)
