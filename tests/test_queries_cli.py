@@ -94,3 +94,12 @@ def test_a_plan_is_told_before_anything_is_paid(run):
     code, _, said = run(*asked[:-1], "float8")
     assert code == 2
     assert "choose one of" in said
+
+
+def test_kinds_of_heads_are_named_as_for_learn(run):
+    asking = ("extract", "working_box:box", "--dim", 4)
+    code, _, said = run(*asking, "--rope-base", "x")
+    assert (code, said) == (2, "mhalearn extract: --rope-base x: give a number, or auto\n")
+    code, _, said = run(*asking, "--heads", 2, "--kv-heads", 1)
+    assert code == 2
+    assert "n_heads and head_dim" in said

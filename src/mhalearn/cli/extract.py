@@ -13,7 +13,23 @@ import typer
 
 from mhalearn.cli.cache import use_compilation_cache
 from mhalearn.cli.exit_codes import Exit, guarded
-from mhalearn.cli.options import Json, Seed, check_outputs, check_run, read_count
+from mhalearn.cli.options import (
+    Bias,
+    Causal,
+    Json,
+    KvHeads,
+    LayerOut,
+    ReportOut,
+    RopeBase,
+    Seed,
+    Sinks,
+    Softcap,
+    Window,
+    check_outputs,
+    check_run,
+    read_count,
+    read_kind,
+)
 from mhalearn.cli.output import print_json, print_verdict, say_heads
 
 if TYPE_CHECKING:
@@ -54,10 +70,13 @@ def extract_command(
     head_dim: Annotated[
         int | None, typer.Option(min=1, metavar="H", help="Heads of this rank.")
     ] = None,
-    bias: Annotated[
-        bool, typer.Option("--bias", help="Learn key vectors and output bias.")
-    ] = False,
-    causal: Annotated[bool, typer.Option("--causal", help="Tokens see only earlier ones.")] = False,
+    bias: Bias = False,
+    causal: Causal = False,
+    rope_base: RopeBase = None,
+    kv_heads: KvHeads = None,
+    window: Window = None,
+    sinks: Sinks = False,
+    softcap: Softcap = None,
     plan: Annotated[
         str, typer.Option(metavar="auto|algebra|random", help="Which sequences.")
     ] = "auto",
@@ -71,15 +90,12 @@ def extract_command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Ask for nothing that the checkpoint knows.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Save the layer here (.safetensors).")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report here (.html).")
-    ] = None,
+    out: LayerOut = None,
+    report: ReportOut = None,
     as_json: Json = False,
 ) -> int:
     """Learn the layer inside a box by asking it about chosen sequences."""
+    kind = read_kind(rope_base, kv_heads, window, sinks, softcap)
     check_run(max_seconds, checkpoint, resume=resume)
     if checkpoint is not None and checkpoint.exists() and not resume:
         raise ValueError(
@@ -106,6 +122,7 @@ def extract_command(
         head_dim=head_dim,
         bias=bias,
         causal=causal,
+        **kind,
         plan=plan,
         keep=checkpoint,
         max_seconds=max_seconds,

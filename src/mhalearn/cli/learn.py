@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,14 +16,24 @@ from mhalearn.cli.distributed import join
 from mhalearn.cli.exit_codes import Exit, Stopped, guarded
 from mhalearn.cli.fit import fit
 from mhalearn.cli.options import (
+    Bias,
+    Causal,
     Inputs,
     Json,
+    KvHeads,
+    LayerOut,
     Mask,
     Outputs,
+    ReportOut,
+    RopeBase,
     Seed,
+    Sinks,
+    Softcap,
+    Window,
     check_outputs,
     check_run,
     read_count,
+    read_kind,
 )
 from mhalearn.cli.output import print_json, print_verdict, say_certificate, say_heads, times
 from mhalearn.learners.options import PLANS
@@ -103,26 +113,13 @@ def learn_command(
         int | None,
         typer.Option(min=1, metavar="H", help="Learn heads of this rank (of many heads, W too)."),
     ] = None,
-    bias: Annotated[
-        bool, typer.Option("--bias", help="Learn key vectors and output bias.")
-    ] = False,
-    causal: Annotated[bool, typer.Option("--causal", help="Tokens see only earlier ones.")] = False,
-    rope_base: Annotated[
-        str | None,
-        typer.Option(metavar="BASE|auto", help="Rotary positions, all dimensions; or found."),
-    ] = None,
-    kv_heads: Annotated[
-        str | None,
-        typer.Option(metavar="N|auto", help="Heads of keys and values, if fewer; or found."),
-    ] = None,
-    window: Annotated[
-        str | None,
-        typer.Option(metavar="N|auto", help="Tokens see those less than N away; or found."),
-    ] = None,
-    sinks: Annotated[bool, typer.Option("--sinks", help="Heads have a learned sink.")] = False,
-    softcap: Annotated[
-        str | None, typer.Option(metavar="C|auto", help="Logits are C tanh(l / C); or found.")
-    ] = None,
+    bias: Bias = False,
+    causal: Causal = False,
+    rope_base: RopeBase = None,
+    kv_heads: KvHeads = None,
+    window: Window = None,
+    sinks: Sinks = False,
+    softcap: Softcap = None,
     residual: Annotated[
         bool, typer.Option("--residual", help="Labels are y = x + F(x): learn F.")
     ] = False,
@@ -154,12 +151,8 @@ def learn_command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint, if there is one yet.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Save the layer here (.safetensors).")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report here (.html).")
-    ] = None,
+    out: LayerOut = None,
+    report: ReportOut = None,
     distributed: Annotated[
         bool,
         typer.Option("--distributed", help="One of many processes of a run: docs/many_hosts.md."),
@@ -168,8 +161,7 @@ def learn_command(
 ) -> int:
     """Learn a layer from examples and certify it."""
     n_heads = read_count("--heads", heads)
-    base, cap = _number("--rope-base", rope_base), _number("--softcap", softcap)
-    shared, reach = _count("--kv-heads", kv_heads), _count("--window", window)
+    kind = read_kind(rope_base, kv_heads, window, sinks, softcap)
     check_run(max_seconds, checkpoint, resume=resume)
     if plan is not None and (method != "sculpt" or plan not in PLANS):
         raise ValueError(f"--plan {plan}: with --method sculpt, give one of {', '.join(PLANS)}")
@@ -197,11 +189,7 @@ def learn_command(
         head_dim=head_dim,
         bias=bias,
         causal=causal,
-        rope=mha.Rope(base) if isinstance(base, float) else base,
-        kv_heads=shared,
-        window=reach,
-        sinks=sinks,
-        softcap=cap,
+        **kind,
         residual=residual,
         polish=not no_polish,
         random_state=seed,
@@ -331,16 +319,3 @@ class Learned(NamedTuple):
 
     def _place(self, path: Path) -> str:
         return "could not be written" if path in self.failures else str(path)
-
-
-def _count(option: str, text: str | None) -> int | Literal["auto"] | None:
-    return None if text is None else read_count(option, text)
-
-
-def _number(option: str, text: str | None) -> float | Literal["auto"] | None:
-    if text is None or text == "auto":
-        return None if text is None else "auto"
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{option} {text}: give a number, or auto") from None

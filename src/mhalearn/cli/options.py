@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -27,6 +27,57 @@ Noise = Annotated[
     float, typer.Option(min=0, help="Label noise, relative to the labels' root mean square.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+LayerOut = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Save the layer here (.safetensors).")
+]
+ReportOut = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a report here (.html).")
+]
+Bias = Annotated[bool, typer.Option("--bias", help="Learn key vectors and output bias.")]
+Causal = Annotated[bool, typer.Option("--causal", help="Tokens see only earlier ones.")]
+RopeBase = Annotated[
+    str | None,
+    typer.Option(metavar="BASE|auto", help="Rotary positions, all dimensions; or found."),
+]
+KvHeads = Annotated[
+    str | None, typer.Option(metavar="N|auto", help="Heads of keys and values, if fewer; or found.")
+]
+Window = Annotated[
+    str | None, typer.Option(metavar="N|auto", help="Tokens see those less than N away; or found.")
+]
+Sinks = Annotated[bool, typer.Option("--sinks", help="Heads have a learned sink.")]
+Softcap = Annotated[
+    str | None, typer.Option(metavar="C|auto", help="Logits are C tanh(l / C); or found.")
+]
+
+
+def read_kind(
+    rope_base: str | None,
+    kv_heads: str | None,
+    window: str | None,
+    sinks: bool,
+    softcap: str | None,
+) -> dict[str, Any]:
+    """What heads have beside a Theta and a W, as `AttentionRegressor` takes it."""
+    from mhalearn.layer.rope import Rope
+
+    base = _number("--rope-base", rope_base)
+    return {
+        "rope": Rope(base) if isinstance(base, float) else base,
+        "kv_heads": None if kv_heads is None else read_count("--kv-heads", kv_heads),
+        "window": None if window is None else read_count("--window", window),
+        "sinks": sinks,
+        "softcap": _number("--softcap", softcap),
+    }
+
+
+def _number(option: str, text: str | None) -> float | Literal["auto"] | None:
+    if text is None or text == "auto":
+        return None if text is None else "auto"
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{option} {text}: give a number, or auto") from None
 
 
 def read_count(option: str, text: str) -> int | Literal["auto"]:
