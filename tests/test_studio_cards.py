@@ -77,7 +77,7 @@ def test_every_phase_has_words_and_new_stages_have_general_ones():
 
 
 def test_the_page_has_recorded_runs_and_the_first_is_what_the_form_begins_with():
-    assert len(FILES) == 2
+    assert len(FILES) == 3
     assert read_wish(json.loads(FILES[0].read_text())["wish"], Limits()) == Wish()
 
 
@@ -95,7 +95,8 @@ def test_recorded_runs_are_small_whole_and_explained(file):
         assert explain_stage(event["stage"]) != _OTHER, event["stage"]
     assert {event["stage"] for event in told if "words" in event} == {e["stage"] for e in told}
     pictures = [message for message in run["messages"] if message["kind"] == "heads"]
-    assert len(pictures) >= 8
+    # A box that is asked shows its heads by algebra, in few steps.
+    assert len(pictures) >= (5 if run["wish"].get("ask") else 8)
     assert [message["at"] for message in pictures] == sorted(message["at"] for message in pictures)
     assert pictures[-1]["at"] == len(told)
     cards = {message["number"] for message in run["messages"] if message["kind"] == "phase"}
