@@ -28,12 +28,9 @@ from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, anneal, co
 from mhalearn.solvers.polish import minimise, polish
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
-# Adam's rate times the root of d.
-_RATE = 0.08
-# How far the penalty has faded at these shares of the steps; behind the last it is zero. Heads take
-# shape in the first two powers of ten, slowly: in a hurry they fit examples instead. Faded by no
-# more than these, it kept a trained layer from being learned on real text.
-_FADING = ((0.0, 1.0), (0.5, 1e-2), (0.65, 1e-5))
+# Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much:
+# faded by 1e-2 alone, it kept a trained layer from being learned on real text.
+_RATE, _FADING, _FADED = 0.08, 0.6, 1e-5
 _BLOCK = 100
 # Steps for so many features; more features need as many times more.
 _STEPS, _WIDTH = 4000, 384
@@ -217,7 +214,7 @@ def anneal_factors(
     """
     progress = np.arange(steps) / steps
     first = critical_penalty(problem) if penalised else 0.0
-    strengths = first * fading(progress)
+    strengths = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
     top = _RATE / problem.d**0.5 * (1.0 if penalised else _SLOWER)
     tokens = _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH
     batch = -(-tokens * problem.count_sequences() // problem.rows)
@@ -234,13 +231,6 @@ def anneal_factors(
         rng=rng,
     )
     return jax.tree.map(lambda leaf: leaf[0], walk.params), float(walk.loss[0])
-
-
-def fading(progress: Float64) -> Float64:
-    """The penalty over its first value, at shares of the steps."""
-    shares, values = np.array(_FADING).T
-    fallen = np.exp(np.interp(progress, shares, np.log(values)))
-    return np.where(progress < shares[-1], fallen, 0.0)
 
 
 @in_float64
