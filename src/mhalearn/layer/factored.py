@@ -100,6 +100,11 @@ class Factored(Parametrisation):
         outputs += jnp.einsum("brmh,mhe->bre", at.mixed, step.out)
         return outputs * chunk.weight[..., None]
 
+    def penalties(self, params: Factors, theta: Any, w: Any) -> Factors:
+        """On the factors of Theta and of W: the sum of squares at its least is twice the nuclear
+        norm of their product."""
+        return Factors(theta, theta, w, w, jnp.zeros(()))
+
     def invariants(self, params: Factors) -> DenseHeads:
         """Theta and the stacked W, which no change of basis inside a pair of factors moves."""
         theta = jnp.einsum("mqh,mdh->mqd", params.query, params.key)

@@ -81,6 +81,10 @@ class Parametrisation(ABC):
         """The nearest parameters of this class, after a step along its tangent space."""
         return params
 
+    def penalties(self, params: Params, theta: Any, w: Any) -> Params:
+        """Of a penalty on heads, what the squares of each leaf are multiplied by: by default none."""
+        return jax.tree.map(lambda _: jnp.zeros(()), params)
+
     def straightened(self) -> Parametrisation:
         """The same layers by numbers fit for derivatives: where some are redundant but straighten a
         direction that is bent or faint in the others, with those."""

@@ -69,7 +69,8 @@ CUT_SHORT, FINISHING = StepOptions(single=True, cg_steps=400), StepOptions(singl
 
 
 class Ridge(NamedTuple):
-    """Penalties on |Theta|^2 and |W|^2, in units of the problem's label energy."""
+    """Penalties on |Theta|^2 and |W|^2, or on the squares of the factors of either, in units of the
+    problem's label energy."""
 
     theta: Float[Array, ""] | float
     w: Float[Array, ""] | float
@@ -147,7 +148,8 @@ def take_step(
 ) -> State:
     """One damped Gauss-Newton step of every start; the objective never rises.
 
-    ridge, span: of dense heads alone, a penalty, and matrices whose span Theta stays in.
+    ridge: of heads by Theta or by factors, a penalty. span: of dense heads alone, matrices whose
+    span Theta stays in.
 
     Cost: some tens of forward passes a start. Memory: O(n k m (k + d + e)) a start, and with
     `direct` that of `reduced_normal_matrix`.
@@ -157,11 +159,13 @@ def take_step(
     # Side by side, twelve starts were seen to hang in XLA's CPU thread pool; fewer gain nothing.
     one_by_one = jax.default_backend() == "cpu"
     static = (problem.parametrisation, options, one_by_one, problem.devices)
-    metric = _precondition(state, problem)
+    metric = _precondition(state, problem, ridge)
     return replicate(_step(state, problem.data, problem.energy, ridge, span, metric, *static))
 
 
-def _precondition(state: State, problem: Problem) -> FactorPreconditioner | None:
+def _precondition(
+    state: State, problem: Problem, ridge: Ridge
+) -> FactorPreconditioner | None:
     """Of every start, where factors are moved; None elsewhere."""
     kind = problem.parametrisation
     if not isinstance(kind, Factored):
@@ -173,7 +177,7 @@ def _precondition(state: State, problem: Problem) -> FactorPreconditioner | None
             jax.tree.map(lambda leaf, start=start: leaf[start], state.params),
             problem.data,
             problem.devices,
-            damping=float(_JOINT_DAMPING * damping * problem.energy),
+            damping=float((_JOINT_DAMPING * damping + ridge.theta) * problem.energy),
         )
         for start, damping in enumerate(np.nan_to_num(level))
     ]
@@ -242,13 +246,13 @@ def _step(
     devices: int,
 ) -> State:
     equations: _Reduced | _Joint
+    penalty = Ridge(ridge.theta * energy, ridge.w * energy)
     if isinstance(parametrisation, Dense):
         if not options.direct:
             data = merge_chunks(data, state.params.theta.shape[1], devices)
-        penalty = Ridge(ridge.theta * energy, ridge.w * energy)
         equations = _Reduced(parametrisation, data, options, penalty, span)
     else:
-        equations = _Joint(parametrisation, data, options, energy, devices)
+        equations = _Joint(parametrisation, data, options, penalty, energy, devices)
 
     def step_one(one: tuple[State, FactorPreconditioner | None]) -> State:
         state, metric = one
@@ -316,17 +320,24 @@ class _Joint:
     parametrisation: Parametrisation
     data: Chunk
     options: StepOptions
+    penalty: Ridge
     energy: Array
     devices: int
 
     def evaluate(self, params: Params) -> _Point:
         squared = squared_residual(self.parametrisation, params, self.data, self.devices)
-        return _Point(params, squared, squared, None)
+        weights = self.parametrisation.penalties(params, *self.penalty)
+        squares = jax.tree.map(lambda weight, leaf: weight * jnp.sum(leaf**2), weights, params)
+        return _Point(params, squared + sum(jax.tree.leaves(squares)), squared, None)
 
     def solve(
         self, here: _Point, damping: Array, level: Array, metric: FactorPreconditioner | None
     ) -> Step:
         downhill, _ = descent_direction(self.parametrisation, here.params, self.data, self.devices)
+        weights = self.parametrisation.penalties(here.params, *self.penalty)
+        downhill = jax.tree.map(
+            lambda slope, weight, leaf: slope - weight * leaf, downhill, weights, here.params
+        )
         # Fast convergence at the least price: as exact as the residual is small.
         tightest = 1e-4 if self.options.single else 1e-10
         return solve_normal_equations(
@@ -335,6 +346,7 @@ class _Joint:
             self.data,
             downhill,
             damping=_JOINT_DAMPING * damping * self.energy,
+            penalty=weights,
             tolerance=jnp.clip(level, tightest, 1e-2),
             max_steps=self.options.cg_steps,
             single=self.options.single,

@@ -88,10 +88,12 @@ def solve_normal_equations(
     single: bool,
     devices: int = 1,
     inverse: Callable[[Params], Params] | None = None,
+    penalty: Params | None = None,
 ) -> Step:
     """Solve for a step by conjugate gradients.
 
-    single: in single precision, enough for a step that is checked afterwards. inverse: about that
+    penalty: a number for each leaf of the parameters, which its diagonal gets beside the damping;
+    `downhill` has its slope. single: in single precision, enough for a step that is checked afterwards. inverse: about that
     of the equations' matrix, as a preconditioner.
     Cost: about four forward passes a conjugate-gradient step.
     """
@@ -100,12 +102,17 @@ def solve_normal_equations(
     if single:  # labels are not needed: their precision stays
         params, data = in_single(params), in_single(data)
     kind = jnp.float32 if single else flat.dtype
+    shift = damping
+    if penalty is not None:
+        each = jax.tree.map(lambda weight, leaf: jnp.full(leaf.shape, weight), penalty, downhill)
+        shift = damping + ravel_pytree(each)[0]
+    shift = shift.astype(kind)
     light = ravel_pytree(params)[1]
     right = jnp.where(size > 0, flat / size, flat).astype(kind)
     with jax.default_matmul_precision("highest"):
         product = curvature(parametrisation, params, data, devices)
         found = conjugate_gradients(
-            lambda step: product(step) + damping.astype(kind) * step,
+            lambda step: product(step) + shift * step,
             (lambda v: v) if inverse is None else lambda v: ravel_pytree(inverse(light(v)))[0],
             right,
             tolerance.astype(kind),

@@ -20,6 +20,8 @@ from mhalearn.solvers.scaled_problem import Problem
 
 # Relative squared error from which on a start has ended at a layer that may be exact.
 _ENDED = 1e-10
+# Scalars that tell one start from another, and examples at least that hold them.
+_TELLING, _SOME = 100_000, 32
 # Heads that differ by more than this are others. So many layers are kept.
 _APART, _KEPT = 0.1, 3
 
@@ -97,8 +99,13 @@ def split_for_selection(
     Near the counting limit nothing can be spared, and the choice falls on the training error.
     """
     spare = int(examples.n - np.ceil(1.5 * examples.counting_limit(architecture)))
-    held = min(max(1, examples.n // 10), 256)
+    held = min(max(1, examples.n // 10), 256, _enough(examples))
     if spare < held:
         return examples, examples
     order = generator(seed, Stream.SELECT_SPLIT).permutation(examples.n)
     return examples.subset(np.sort(order[held:])), examples.subset(np.sort(order[:held]))
+
+
+def _enough(examples: Examples) -> int:
+    """Examples that hold enough scalars to choose by: what they hold more is worth more in fits."""
+    return max(_SOME, -(-_TELLING // (examples.k * examples.out_dim)))
