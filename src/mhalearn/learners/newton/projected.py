@@ -41,7 +41,11 @@ from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 # Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much.
 _RATE, _FADING, _FADED = 0.08, 0.6, 1e-5
-_BLOCK, _STEPS, _BATCH = 100, 1500, 2**10
+_BLOCK, _STEPS = 100, 1500
+# Features up to which so many steps do; more need as many times more.
+_WIDTH = 96
+# Tokens a step; more keep an accelerator busy.
+_BATCH_CPU, _BATCH = 2**10, 2**13
 # Attempts at most; two that end this near each other have found the same minimum.
 _ATTEMPTS, _SAME = 4, 0.1
 # Heads whose patterns differ by less are one; a W this far below the largest is none.
@@ -125,7 +129,8 @@ def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) ->
     wider = replace(asked, n_heads=groups * each, kv_heads=groups if each > 1 else None)
     kind = Relaxed(wider, frees=problem.data.positions is None)
     start = kind.relax(Projected(wider).init(rng), slopes=_spread_slopes(asked, wider.heads))
-    steps = _STEPS * (attempt + 1)
+    patience = max(1.0, asked.d / _WIDTH) * (attempt + 1)
+    steps = round(_STEPS * patience / _BLOCK) * _BLOCK
     student, _ = anneal_student(
         start, replace(problem, parametrisation=kind), run, steps, rng, stage
     )
@@ -203,7 +208,8 @@ def anneal_student(
     progress = np.arange(steps) / steps
     first = critical_penalty(problem)
     strengths = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
-    batch = -(-_BATCH * problem.count_sequences() // problem.rows)
+    tokens = _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH
+    batch = -(-tokens * problem.count_sequences() // problem.rows)
     walk = anneal(
         jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], params),
         problem,
