@@ -4,7 +4,9 @@ A block of J^T J that belongs to one projection (rows of tokens' features, colum
 dimensions) is taken for a Kronecker product, as for heads by their factors
 (`factor_preconditioner`). Its two sides are not derived kind by kind: if s are random signs of the
 outputs, G = J^T s has E[G G^T] and E[G^T G] in proportion to them. So whatever heads have beside
-their projections is in it, and a wider class too.
+their projections is in it, and a wider class too. Biases are blocks of one row, of which every
+example has its own G: where keys turn slowly, their biases are seen a millionth as well as the
+rest, and conjugate gradients would find them last.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from mhalearn.solvers.variable_projection import draw_signs
 
 # Random combinations of all outputs of a chunk, over all chunks; fewer of each than this none.
 _PROBES, _LEAST_PROBES = 64, 4
-# What is added to either side, over its mean diagonal.
-_FLOOR, _TINY = 1e-4, 1e-30
-# Biases are one more row of the projection that they belong to.
-_BIASES = {"query": "query_bias", "key": "key_bias", "value": "value_bias", "out": "out_bias"}
+# What is added to either side, over its mean diagonal; and to that of biases.
+_FLOOR, _BIAS_FLOOR, _TINY = 1e-4, 1e-7, 1e-30
+# Biases in front of what heads mix, of each head or group.
+_BIASES = ("query_bias", "key_bias", "value_bias")
 
 
 class ProjectionPreconditioner(NamedTuple):
@@ -66,8 +68,9 @@ def precondition_projections(
     with one_lapack_thread():
         for name, matrix in lefts.items():
             rows, total = len(matrix), max(float(np.trace(matrix)), _TINY)
-            left[name] = _invert(matrix * (rows / total), 0.0)
-            right[name] = _invert(rights[name] / rows, damping)
+            left[name] = _invert(matrix * (rows / total), 0.0, _FLOOR)
+            floor = _BIAS_FLOOR if name in _BIASES else _FLOOR
+            right[name] = _invert(rights[name] / rows, damping, floor)
     return ProjectionPreconditioner(left, right)
 
 
@@ -83,16 +86,25 @@ def _sum_moments(
 
     def gather(part: tuple[Chunk, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         chunk, salts = part
-        at = kind.linearise(params, chunk)
+        b = len(chunk.labels)
+        # Of each example its own biases, (b, 1, g, h), which broadcast as common ones do.
+        wide = {
+            name: jnp.broadcast_to(leaf, (b, 1, *leaf.shape)) if name in _BIASES else leaf
+            for name, leaf in params.items()
+        }
+        pull = jax.vjp(partial(kind.outputs, chunk=chunk), wide)[1]
 
         def see(salt: Array) -> tuple[dict[str, Array], dict[str, Array]]:
             signs = draw_signs(salt[:, None, None], chunk.labels.shape)
-            weighed = signs.astype(chunk.labels.dtype) * chunk.weight[..., None]
-            blocks = _blocks(kind.vjp(params, at, chunk, weighed))
-            return (
-                {name: jnp.einsum("grc,gqc->rq", one, one) for name, one in blocks.items()},
-                {name: _columns(name, one) for name, one in blocks.items()},
-            )
+            slopes = pull(signs.astype(chunk.labels.dtype) * chunk.weight[..., None])[0]
+            blocks = _blocks({name: leaf for name, leaf in slopes.items() if name not in _BIASES})
+            left = {name: jnp.einsum("grc,gqc->rq", one, one) for name, one in blocks.items()}
+            right = {name: _columns(name, one) for name, one in blocks.items()}
+            for name in _BIASES:
+                if name in slopes:
+                    right[name] = jnp.einsum("bngc,bngd->gcd", slopes[name], slopes[name])
+                    left[name] = jnp.ones((1, 1), right[name].dtype)
+            return left, right
 
         found: tuple[dict[str, Array], dict[str, Array]]
         found = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), jax.lax.map(see, salts.T))
@@ -112,38 +124,32 @@ def _columns(name: str, block: Array) -> Array:
 
 
 def _blocks(params: Projections) -> dict[str, Array]:
-    """Parameters as matrices (g, rows, columns); biases as last rows, output projections of all
-    heads as one; what is no matrix as numbers side by side, each for itself."""
+    """Parameters as matrices (g, rows, columns): output projections of all heads, and their bias,
+    as one, biases of heads as single rows; what is no matrix as numbers side by side."""
     found = {}
     for name, leaf in params.items():
-        if name in _BIASES.values():
-            continue
-        bias = params.get(_BIASES.get(name, ""))
         if name == "out":
-            leaf = leaf.reshape(1, -1, leaf.shape[-1])
-        elif leaf.ndim < 3:
-            leaf = leaf.reshape(-1, 1, 1)
-        if bias is not None:
-            leaf = jnp.concatenate([leaf, bias.reshape(-1, 1, leaf.shape[-1])], axis=1)
-        found[name] = leaf
+            rows = leaf.reshape(-1, leaf.shape[-1])
+            bias = params.get("out_bias")
+            found[name] = (rows if bias is None else jnp.concatenate([rows, bias[None]]))[None]
+        elif name in _BIASES:
+            found[name] = leaf[:, None]
+        elif name != "out_bias":
+            found[name] = leaf if leaf.ndim == 3 else leaf.reshape(-1, 1, 1)
     return found
 
 
 def _unblock(blocks: dict[str, Array], like: Projections) -> Projections:
-    found = {}
-    for name, block in blocks.items():
-        bias = _BIASES.get(name, "")
-        if bias in like:
-            block, last = block[:, :-1], block[:, -1:]
-            found[bias] = last.reshape(like[bias].shape)
-        found[name] = block.reshape(like[name].shape)
-    return {name: found[name] for name in like}
+    found = dict(blocks)
+    if "out_bias" in like:
+        found["out"], found["out_bias"] = blocks["out"][0, :-1], blocks["out"][0, -1]
+    return {name: found[name].reshape(leaf.shape) for name, leaf in like.items()}
 
 
-def _invert(matrices: Float64, shift: float) -> Array:
+def _invert(matrices: Float64, shift: float, floor: float) -> Array:
     """Of the matrices plus a shift and a floor."""
     size = matrices.shape[-1]
-    floor = _FLOOR * float(np.max(np.trace(matrices, axis1=-2, axis2=-1) / size)) + _TINY
+    least = floor * float(np.max(np.trace(matrices, axis1=-2, axis2=-1) / size)) + _TINY
     return np.asarray(  # type: ignore[return-value]
-        np.linalg.inv(matrices + (floor + shift) * np.eye(size)), np.float32
+        np.linalg.inv(matrices + (least + shift) * np.eye(size)), np.float32
     )
