@@ -46,6 +46,9 @@ _BLOCK, _STEPS = 100, 1500
 _WIDTH = 96
 # Tokens a step; more keep an accelerator busy.
 _BATCH_CPU, _BATCH = 2**10, 2**13
+# A large student that leaves more than this share of the labels is not worth polish before others,
+# more patient ones, were tried: each has as many times more steps as the square of its number.
+_PROMISING = 1e-2
 # Attempts at most; two that end this near each other have found the same minimum.
 _ATTEMPTS, _SAME = 4, 0.1
 # Heads whose patterns differ by less are one; a W this far below the largest is none.
@@ -129,9 +132,10 @@ def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) ->
     wider = replace(asked, n_heads=groups * each, kv_heads=groups if each > 1 else None)
     kind = Relaxed(wider, frees=problem.data.positions is None)
     start = kind.relax(Projected(wider).init(rng), slopes=_spread_slopes(asked, wider.heads))
-    patience = max(1.0, asked.d / _WIDTH) * (attempt + 1)
+    large = not may_form_normal_matrix(problem)
+    patience = max(1.0, asked.d / _WIDTH) * (attempt + 1) ** (2 if large else 1)
     steps = round(_STEPS * patience / _BLOCK) * _BLOCK
-    student, _ = anneal_student(
+    student, loss = anneal_student(
         start, replace(problem, parametrisation=kind), run, steps, rng, stage
     )
     if not all(np.isfinite(leaf).all() for leaf in student.values()):
@@ -142,6 +146,10 @@ def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) ->
     if most is not None:
         heads = fill_with_heads(
             heads, {name: np.asarray(leaf) for name, leaf in start.items()}, most
+        )
+    if large and loss > _PROMISING and attempt < _ATTEMPTS - 1:
+        return Relaxed(heads.architecture, frees=kind.frees).to_layer(
+            on_device(heads.params), problem.units
         )
     return polish_heads(heads, problem, run, stage)
 
