@@ -160,14 +160,18 @@ def main() -> None:
     for name in options.shapes if anything else ():
         if options.keep is not None:
             keep(name, options.steps, options.keep)
-        for source in options.sources:
-            key = {"shape": name, "source": source, "trained": options.steps}
-            key |= {"limit": options.limit}
-            measure = partial(fit, name, source, options.steps, options.limit)
-            ours = ledger.run(key | {"method": "newton"}, measure)
-            console.print(f"{name}, {source}: {ours.get('outcome', ours)}", ours)
+        keys = [
+            {"shape": name, "source": source, "trained": options.steps, "limit": options.limit}
+            for source in options.sources
+        ]
+        fits = []
+        for key in keys:  # all of ours first: there may be no time for the others
+            measure = partial(fit, name, key["source"], options.steps, options.limit)
+            fits.append(ledger.run(key | {"method": "newton"}, measure))
+            console.print(f"{name}, {key['source']}: {fits[-1].get('outcome', fits[-1])}", fits[-1])
+        for key, ours in zip(keys, fits, strict=True):
             if "adam" in options.methods and "seconds" in ours:
-                peer = partial(run_adam, name, source, options.steps, ours["seconds"])
+                peer = partial(run_adam, name, key["source"], options.steps, ours["seconds"])
                 console.print(ledger.run(key | {"method": "adam"}, peer))
     wrong = [r for r in ledger.records if r.get("outcome") == "RECOVERED" and not is_exact(r)]
     say_bar("no layer is called RECOVERED that is not exact", not wrong)

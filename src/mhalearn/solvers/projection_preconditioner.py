@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from mhalearn._runtime.devices import replicate
 from mhalearn._runtime.programs import compiled, in_single
 from mhalearn._runtime.threads import one_lapack_thread
-from mhalearn._runtime.types import Array, Float, Float64
+from mhalearn._runtime.types import Array, Float64
 from mhalearn.layer.batches import Chunk, sum_over_chunks
 from mhalearn.layer.projected import Projected, Projections
 from mhalearn.solvers.variable_projection import draw_signs
@@ -30,16 +31,16 @@ from mhalearn.solvers.variable_projection import draw_signs
 # Random combinations of all outputs of a chunk, over all chunks; fewer of each than this none.
 _PROBES, _LEAST_PROBES = 64, 4
 # What is added to either side, over its mean diagonal; and to that of biases.
-_FLOOR, _BIAS_FLOOR, _TINY = 1e-4, 1e-7, 1e-30
+_FLOOR, _BIAS_FLOOR, _TINY = 1e-2, 1e-7, 1e-30
 # Biases in front of what heads mix, of each head or group.
 _BIASES = ("query_bias", "key_bias", "value_bias")
 
 
 class ProjectionPreconditioner(NamedTuple):
-    """Inverses of the sides of each block, by the name of its projection."""
+    """Inverses of the sides of each block, by the name of its projection: (r, r) and (g, c, c)."""
 
-    left: dict[str, Float[Array, "*s r r"]]
-    right: dict[str, Float[Array, "*s g c c"]]
+    left: dict[str, Any]
+    right: dict[str, Any]
 
     def prepare(self) -> Callable[[Projections], Projections]:
         """The inverse of the approximation as a function. Cost: O(m h d (d + h)) a call."""
@@ -146,10 +147,8 @@ def _unblock(blocks: dict[str, Array], like: Projections) -> Projections:
     return {name: found[name].reshape(leaf.shape) for name, leaf in like.items()}
 
 
-def _invert(matrices: Float64, shift: float, floor: float) -> Array:
+def _invert(matrices: Float64, shift: float, floor: float) -> NDArray[np.float32]:
     """Of the matrices plus a shift and a floor."""
     size = matrices.shape[-1]
     least = floor * float(np.max(np.trace(matrices, axis1=-2, axis2=-1) / size)) + _TINY
-    return np.asarray(  # type: ignore[return-value]
-        np.linalg.inv(matrices + (least + shift) * np.eye(size)), np.float32
-    )
+    return np.linalg.inv(matrices + (least + shift) * np.eye(size)).astype(np.float32)
