@@ -24,8 +24,8 @@ import mhalearn as mha
 from benchmarks.ledger import Record, console, finite, opened, say_bar, study
 from benchmarks.studies.decoders import is_exact
 
-D, HEADS, HEAD_DIM, K, LIMIT = 16, 4, 4, 12, 120.0
-RATIOS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+D, HEADS, HEAD_DIM, K, LIMIT = 16, 4, 4, 12, 60.0
+RATIOS = (1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
 GROUPS = (1, 2)
 ROPE = mha.Rope(100.0)
 
