@@ -20,13 +20,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.recorded.small import WORDS, train_words, word_sequences
+from benchmarks.recorded.small import RATE, WORDS, train_words, word_sequences
 from mhalearn import Architecture, Examples, ProjectedLayer, Rope
 from mhalearn.layer.projected import Projected
 
 STEPS, EPSILON = 1500, 1e-5
 KEPT = Path(__file__).parents[1] / "results"
 LAYER, SENTENCES, LONGEST = 1, 24, 32
+# Features from which on Adam takes smaller steps.
+WIDTH = 96
 Params = dict[str, Any]
 
 
@@ -119,7 +121,8 @@ def run(params: Params, numbers: Any, layer: int | None = None, *, shape: Shape)
 def train(shape: Shape = SMALL, steps: int = STEPS, seed: int = 0) -> tuple[Params, float]:
     """The parameters, and the loss of the last hundred steps."""
     made = partial(run, shape=shape)
-    params, losses = train_words(_init(shape, seed), made, "decoder", steps)
+    rate = RATE * min(1.0, WIDTH / shape.d) ** 0.5
+    params, losses = train_words(_init(shape, seed), made, "decoder", steps, rate)
     return params, float(np.mean(losses[-100:]))
 
 
@@ -136,6 +139,24 @@ def inputs_of(params: Params, at: int, shape: Shape, count: int, longest: int = 
     long = np.flatnonzero(lengths >= longest)
     chosen = numbers[long[:: max(1, len(long) // count)][:count], :longest]
     return np.asarray(jax.jit(partial(run, layer=at, shape=shape))(params, chosen)[0])
+
+
+def running_text(count: int, longest: int = LONGEST) -> Any:
+    """At most so many pieces of `longest` words of the sentences, one after the other."""
+    numbers, lengths = word_sequences()
+    words = numbers[np.arange(numbers.shape[1]) < lengths[:, None]]
+    pieces = words[: len(words) // longest * longest].reshape(-1, longest)
+    return pieces[:count]
+
+
+def inputs_of_text(
+    params: Params, at: int, shape: Shape, count: int, longest: int = LONGEST
+) -> Any:
+    """What a layer's attention is given on so much running text, a part after the other."""
+    made = jax.jit(partial(run, layer=at, shape=shape))
+    pieces, part = running_text(count, longest), 256
+    found = [made(params, pieces[begun : begun + part])[0] for begun in range(0, len(pieces), part)]
+    return np.concatenate([np.asarray(one) for one in found])
 
 
 def keep(params: Params, loss: float, folder: Path = KEPT) -> None:

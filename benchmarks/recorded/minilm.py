@@ -58,10 +58,10 @@ def _run(
     with jax.enable_x64(True):
         run = jax.jit(partial(_record, layer=layer))
         placed = jax.tree.map(jnp.asarray, weights)
-        made = [
-            run(placed, numbers[at : at + AT_ONCE], lengths[at : at + AT_ONCE]) for at in parts
-        ]
-        x, y = (np.concatenate([np.asarray(each) for each in part]) for part in zip(*made, strict=True))
+        made = [run(placed, numbers[at : at + AT_ONCE], lengths[at : at + AT_ONCE]) for at in parts]
+        x, y = (
+            np.concatenate([np.asarray(each) for each in part]) for part in zip(*made, strict=True)
+        )
     return x, y
 
 

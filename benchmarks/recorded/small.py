@@ -120,14 +120,18 @@ def _train(seed: int) -> Params:
 
 
 def train_words(
-    params: Params, run: Callable[[Params, Any], Any], name: str, steps: int
+    params: Params,
+    run: Callable[[Params, Any], Any],
+    name: str,
+    steps: int,
+    rate: float = RATE,
 ) -> tuple[Params, list[float]]:
     """Adam on the prediction of the next word: the parameters, and the loss of every step.
 
-    run: from parameters and numbers of words to scores of the next one.
+    run: from parameters and numbers of words to scores of the next one. rate: its largest.
     """
     numbers, _ = word_sequences()
-    adam = optax.adam(optax.warmup_cosine_decay_schedule(0.0, RATE, 100, steps))
+    adam = optax.adam(optax.warmup_cosine_decay_schedule(0.0, rate, 100, steps))
 
     def loss(params: Params, batch: Any) -> Any:
         said = optax.softmax_cross_entropy_with_integer_labels(

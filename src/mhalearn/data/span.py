@@ -7,6 +7,7 @@ from mhalearn._runtime.types import Float64
 from mhalearn.data.examples import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.span_coordinates import SpanCoordinates, choose_coordinates
+from mhalearn.layer.span_projections import may_change_coordinates
 from mhalearn.layer.token_span import are_nearly_isotropic, measure_span, read_tokens
 
 
@@ -24,7 +25,9 @@ def find_coordinates(
     the features. precision: of the labels. whiten: change coordinates too where tokens span the
     features, but unevenly. Cost: see `measure_span`; little where tokens are nearly isotropic.
     """
-    if architecture.attention is not None or not architecture.is_plain:
+    if architecture.attention is not None or not examples.columns.is_plain:
+        return None
+    if not (architecture.is_plain or may_change_coordinates(architecture)):
         return None
     read = read_tokens(examples)
     if are_nearly_isotropic(read, examples.rows):

@@ -24,6 +24,7 @@ from mhalearn.judge.subsets import Subsets, split_to_certify
 from mhalearn.judge.verdict import agree, judge
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer
 from mhalearn.layer.span_coordinates import SpanCoordinates
 from mhalearn.learners.protocol import Learner
 from mhalearn.learners.settings import check_candidate
@@ -220,7 +221,7 @@ def _conclude(
     if certificate is not None and task.polish and may_refit(verdict, evidence):
         cause = "Noise" if verdict.findings[0].name == "noise" else "Rounding"
         layer, certificate, told = refit(certificate, evidence, cause, task.metadata)
-    if task.coordinates is not None and isinstance(layer, AttentionLayer):
+    if task.coordinates is not None and isinstance(layer, AttentionLayer | ProjectedLayer):
         fit = Fit(
             layer, verdict, certificate, given.train, given.certify, task.working_set, precision
         )

@@ -21,6 +21,7 @@ from mhalearn.judge.rounding_test import run_rounding_test
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer
 from mhalearn.run.events import Listener
 from mhalearn.run.run import Run
 
@@ -68,7 +69,7 @@ def certify(
     others = examples if inputs is not examples else None
     coordinates = find_coordinates(inputs, architecture, precision, others=others, whiten=False)
     opened = None
-    if coordinates is not None and isinstance(layer, AttentionLayer):
+    if coordinates is not None and isinstance(layer, AttentionLayer | ProjectedLayer):
         opened = describe_open(coordinates, layer.n_heads)
         layer, architecture = coordinates.restrict(layer), coordinates.reduced
         examples, inputs = examples.in_span(coordinates), inputs.in_span(coordinates)

@@ -9,12 +9,14 @@ import numpy as np
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
-from mhalearn.judge.randomised_rank_test import NULL_TOLERANCE, run_rank_test
+from mhalearn.judge.projected_rank_test import run_projected_rank_test
+from mhalearn.judge.randomised_rank_test import NULL_TOLERANCE, RankTest, run_rank_test
 from mhalearn.judge.residuals import Residuals
 from mhalearn.judge.spectrum import Parameters, Spectrum
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer
 from mhalearn.run.watch import OutOfTime, Watch
 
 # Attention below this size, against that of logits of order one, is rounding of no attention.
@@ -68,12 +70,23 @@ def _assess(
         bound = parameter_bound(layer, spectrum, error * math.sqrt(inputs.n / n))
         intervals = half_widths(spectrum.deviations, width)
         return Identifiability(spectrum.null_dimension, bound, spectrum.theta, intervals)
-    if not (residuals.exact and isinstance(layer, AttentionLayer)):
+    found = _ask(layer, inputs, architecture, watch) if residuals.exact else None
+    if found is None:
         return _UNKNOWN
-    found = run_rank_test(layer, inputs, architecture, watch=watch)
     bound = found.error_amplification * error * math.sqrt(found.n_examples / n)
     null = 0 if found.null_component < NULL_TOLERANCE else None
     return Identifiability(null, bound, None, None, found.null_component)
+
+
+def _ask(
+    layer: Layer, inputs: Examples, architecture: Architecture, watch: Watch | None
+) -> RankTest | None:
+    """About a random direction; None of heads of which that is not known."""
+    if isinstance(layer, AttentionLayer):
+        return run_rank_test(layer, inputs, architecture, watch=watch)
+    if isinstance(layer, ProjectedLayer):
+        return run_projected_rank_test(layer, inputs, watch=watch)
+    return None
 
 
 def parameter_bound(layer: Layer, spectrum: Spectrum, residual: float) -> float:

@@ -1,11 +1,11 @@
 """What tokens that do not span the features leave open of a layer, in numbers and in words."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from mhalearn._runtime.types import Float64
 from mhalearn.layer.layer import AttentionLayer
-from mhalearn.layer.span_coordinates import SpanCoordinates
+from mhalearn.layer.span_coordinates import Heads, SpanCoordinates
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,11 @@ class OpenParameters:
     words: tuple[str, ...]
     coordinates: SpanCoordinates | None = None
 
-    def on_span(self, layer: AttentionLayer) -> AttentionLayer:
+    @overload
+    def on_span(self, layer: AttentionLayer) -> AttentionLayer: ...
+    @overload
+    def on_span(self, layer: Heads) -> Heads: ...
+    def on_span(self, layer: Heads) -> Heads:
         """The same function on the span, with the open numbers of least norm; the layer itself
         where the coordinates are not known."""
         if self.coordinates is None:

@@ -25,6 +25,7 @@ from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.judge.spectrum import Parameters, Spectrum
 from mhalearn.judge.verdict import Verdict
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer
 from mhalearn.layer.span_coordinates import SpanCoordinates
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.watch import OutOfTime, Watch
@@ -33,7 +34,7 @@ from mhalearn.run.watch import OutOfTime, Watch
 class Lifted(NamedTuple):
     """A layer and what may be said about it, in the user's features."""
 
-    layer: AttentionLayer
+    layer: AttentionLayer | ProjectedLayer
     verdict: Verdict
     certificate: Certificate | None
 
@@ -46,7 +47,7 @@ class Fit:
     again; fitted: those in memory that a last fit was made to. precision: of the labels.
     """
 
-    layer: AttentionLayer
+    layer: AttentionLayer | ProjectedLayer
     verdict: Verdict
     certificate: Certificate | None
     train: Examples
@@ -107,7 +108,10 @@ def _first(verdict: Verdict, outcome: Outcome, sentence: str) -> Verdict:
 
 
 def _spectrum(
-    fit: Fit, layer: AttentionLayer, coordinates: SpanCoordinates, watch: Watch | None
+    fit: Fit,
+    layer: AttentionLayer | ProjectedLayer,
+    coordinates: SpanCoordinates,
+    watch: Watch | None,
 ) -> Spectrum | None:
     """Of the layer's Jacobian in the user's features, where something is to be read off it."""
     wanted = fit.certificate is not None and fit.certificate.intervals is not None
@@ -129,7 +133,10 @@ def _intervals(certificate: Certificate, spectrum: Spectrum | None) -> Parameter
 
 
 def _objection(
-    fit: Fit, layer: AttentionLayer, coordinates: SpanCoordinates, spectrum: Spectrum | None
+    fit: Fit,
+    layer: AttentionLayer | ProjectedLayer,
+    coordinates: SpanCoordinates,
+    spectrum: Spectrum | None,
 ) -> tuple[Outcome, str] | None:
     """What speaks against a recovered layer once it is written in the user's features."""
     looked = measure_residuals(layer, fit.certify or fit.train, fit.precision)
@@ -156,7 +163,7 @@ def _objection(
 
 def _bound(
     fit: Fit,
-    layer: AttentionLayer,
+    layer: AttentionLayer | ProjectedLayer,
     residuals: Residuals,
     coordinates: SpanCoordinates,
     spectrum: Spectrum | None,
@@ -176,9 +183,20 @@ def _bound(
         return math.inf
     stretch = float(np.linalg.norm(coordinates.coordinates, 2))
     r = coordinates.reduced.d
-    of_theta = r * stretch**2 * _size(fit.layer.theta) / _size(layer.theta)
-    of_w = r * stretch * _size(fit.layer.w) / _size(layer.w)
+    inside, outside = _sizes(fit.layer), _sizes(layer)
+    of_theta = r * stretch**2 * inside[0] / outside[0]
+    of_w = r * stretch * inside[1] / outside[1]
     return whitened * max(of_theta, of_w)
+
+
+def _sizes(layer: AttentionLayer | ProjectedLayer) -> tuple[float, float]:
+    """Root mean square norms of the heads' Theta and W, whatever turns keys."""
+    if isinstance(layer, AttentionLayer):
+        return _size(layer.theta), _size(layer.w)
+    params = layer.params
+    each = layer.n_heads // len(params["key"])
+    key, value = (np.repeat(params[side], each, axis=0) for side in ("key", "value"))
+    return _size(params["query"] @ key.swapaxes(1, 2)), _size(value @ params["out"])
 
 
 def _size(matrices: Float64) -> float:

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -208,10 +207,11 @@ def _powers(turn: Float[Array, "g h h"], k: int, *, inverse: bool) -> Float[Arra
     identity = jnp.broadcast_to(jnp.eye(turn.shape[-1], dtype=turn.dtype), turn.shape)
 
     def chain(by: Array, count: int) -> Array:
-        def step(last: Array, _: None) -> tuple[Array, Array]:
-            return last @ by, last
-
-        return jax.lax.scan(step, identity, None, length=count)[1]
+        """By^0 .. by^(count - 1), twice as many with each product."""
+        powers = identity[None]
+        while len(powers) < count:
+            powers, by = jnp.concatenate([powers, powers @ by]), by @ by
+        return powers[:count]
 
     middle = k // 2
     return jnp.concatenate([chain(back, middle + 1)[:0:-1], chain(turn, k - middle)])

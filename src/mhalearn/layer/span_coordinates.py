@@ -12,13 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import overload
 
 import numpy as np
 
 from mhalearn._runtime.types import Float64
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer
+from mhalearn.layer.span_projections import may_change_coordinates, move_projections
 from mhalearn.layer.token_span import NEARLY_ISOTROPIC, TokenSpan
+
+Heads = AttentionLayer | ProjectedLayer
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,14 @@ class SpanCoordinates:
             seen -= max(0, given.outputs - n_heads * given.ov_rank)
         return given.count() - seen
 
-    def restrict(self, layer: AttentionLayer) -> AttentionLayer:
+    @overload
+    def restrict(self, layer: AttentionLayer) -> AttentionLayer: ...
+    @overload
+    def restrict(self, layer: Heads) -> Heads: ...
+    def restrict(self, layer: Heads) -> Heads:
         """The layer of z that is this layer of x on the span. Cost: O(m d^2 r)."""
+        if isinstance(layer, ProjectedLayer):
+            return move_projections(layer, self.reduced, self.directions, self.origin)
         s, vector, bias = self.directions, layer.key_vector, layer.out_bias
         theta, w = s @ layer.theta @ s.T, s @ layer.w
         if self.reduced.bias:
@@ -83,11 +94,18 @@ class SpanCoordinates:
             theta, w, vector, bias, layer.causal, metadata=layer.metadata, seen=layer.seen
         )
 
-    def lift(self, layer: AttentionLayer) -> AttentionLayer:
+    @overload
+    def lift(self, layer: AttentionLayer) -> AttentionLayer: ...
+    @overload
+    def lift(self, layer: Heads) -> Heads: ...
+    def lift(self, layer: Heads) -> Heads:
         """The layer of x that is this layer of z on the span, zero on what is not spanned.
 
         Heads of low rank keep it exactly: their factors are lifted. Cost: O(m d^2 r).
         """
+        if isinstance(layer, ProjectedLayer):
+            shift = -self.origin @ self.coordinates
+            return move_projections(layer, self.given, self.coordinates, shift)
         m, r, p = layer.n_heads, layer.d, self.coordinates
         vector = np.zeros((m, r)) if layer.key_vector is None else layer.key_vector
         bias = np.zeros(layer.out_dim) if layer.out_bias is None else layer.out_bias
@@ -126,12 +144,16 @@ def choose_coordinates(
     """
     if architecture.attention is not None or not 0 < span.rank < span.tokens - 1:
         return None
+    if not (architecture.is_plain or may_change_coordinates(architecture)):
+        return None
     if span.is_full:
         uneven = span.moment_condition
         if architecture.bias:
             uneven = max(uneven, span.covariance_condition)
         if not whiten or uneven <= NEARLY_ISOTROPIC:
             return None
+    if not (architecture.bias or span.is_full or span.through_zero or architecture.is_plain):
+        return None  # biases there would go back into projections, and not every one could
     if architecture.bias or not (span.is_full or span.through_zero):
         return centred_coordinates(span, architecture)
     return _linear_coordinates(span, architecture)
@@ -165,10 +187,12 @@ def _linear_coordinates(span: TokenSpan, architecture: Architecture) -> SpanCoor
 
 def _reduce(span: TokenSpan, architecture: Architecture, *, bias: bool) -> Architecture:
     rank = architecture.head_dim
+    if rank is not None and architecture.is_plain:
+        rank = min(rank, span.rank)
     return replace(
         architecture,
         d=span.rank,
-        head_dim=None if rank is None else min(rank, span.rank),
+        head_dim=rank,
         out_dim=architecture.outputs,
         bias=bias,
     )

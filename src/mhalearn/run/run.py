@@ -7,6 +7,7 @@ import numpy as np
 
 from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_layer import ProjectedLayer
 from mhalearn.layer.span_coordinates import SpanCoordinates
 from mhalearn.run.checkpoint import Checkpoint, to_arrays
 from mhalearn.run.clock import Clock
@@ -74,11 +75,11 @@ class Run:
         """From now on learners speak in coordinates of the tokens' span; what others see of them,
         the best layer and the one at hand, stays in the user's features."""
         self._coordinates = coordinates
-        if isinstance(self.start, AttentionLayer):
+        if isinstance(self.start, AttentionLayer | ProjectedLayer):
             self.start = coordinates.restrict(self.start)
 
     def _in_user_features(self, layer: Layer) -> Layer:
-        if self._coordinates is None or not isinstance(layer, AttentionLayer):
+        if self._coordinates is None or not isinstance(layer, AttentionLayer | ProjectedLayer):
             return layer
         return self._coordinates.lift(layer)
 

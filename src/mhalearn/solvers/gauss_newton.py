@@ -24,6 +24,7 @@ from mhalearn.layer.batches import Chunk, merge_chunks
 from mhalearn.layer.dense import Dense, DenseHeads
 from mhalearn.layer.factored import Factored
 from mhalearn.layer.parametrisation import Parametrisation, Params
+from mhalearn.layer.projected import Projected
 from mhalearn.solvers.damping import IDLE, IDLE_STEPS, ROUNDING, update_damping
 from mhalearn.solvers.factor_preconditioner import FactorPreconditioner, precondition_factors
 from mhalearn.solvers.host_steps import Descent, step_on_host
@@ -33,9 +34,17 @@ from mhalearn.solvers.normal_equations import (
     solve_normal_equations,
     squared_residual,
 )
+from mhalearn.solvers.projection_preconditioner import (
+    ProjectionPreconditioner,
+    precondition_projections,
+)
 from mhalearn.solvers.scaled_problem import Problem
 from mhalearn.solvers.variable_projection import solve_reduced_normal_equations
 
+Preconditioner = FactorPreconditioner | ProjectionPreconditioner
+
+# Parameters of projected heads from which on a preconditioner is worth its program.
+_MANY_PARAMETERS = 6144
 # Equations in all parameters are damped in proportion to the label energy, by this much.
 _JOINT_DAMPING = 0.1
 
@@ -163,26 +172,33 @@ def take_step(
     return replicate(_step(state, problem.data, problem.energy, ridge, span, metric, *static))
 
 
-def _precondition(
-    state: State, problem: Problem, ridge: Ridge
-) -> FactorPreconditioner | None:
-    """Of every start, where factors are moved; None elsewhere."""
-    kind = problem.parametrisation
-    if not isinstance(kind, Factored):
-        return None
+def _precondition(state: State, problem: Problem, ridge: Ridge) -> Preconditioner | None:
+    """Of every start, where factors or many projections are moved; None elsewhere."""
     level = np.sqrt(np.minimum(1.0, np.asarray(state.loss))) * np.asarray(state.damping)
     found = [
-        precondition_factors(
-            kind,
+        precondition(
             jax.tree.map(lambda leaf, start=start: leaf[start], state.params),
-            problem.data,
-            problem.devices,
+            problem,
             damping=float((_JOINT_DAMPING * damping + ridge.theta) * problem.energy),
         )
         for start, damping in enumerate(np.nan_to_num(level))
     ]
-    stacked: FactorPreconditioner = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+    if found[0] is None:
+        return None
+    stacked: Preconditioner = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
     return stacked
+
+
+def precondition(
+    params: Params, problem: Problem, *, damping: float = 0.0
+) -> Preconditioner | None:
+    """For the equations in all parameters at a point; None where none is known or worth it."""
+    kind, data, devices = problem.parametrisation, problem.data, problem.devices
+    if isinstance(kind, Factored):
+        return precondition_factors(kind, params, data, devices, damping=damping)
+    if isinstance(kind, Projected) and kind.size() > _MANY_PARAMETERS:
+        return precondition_projections(kind, params, data, devices, damping=damping)
+    return None
 
 
 @in_float64
@@ -239,7 +255,7 @@ def _step(
     energy: Array,
     ridge: Ridge,
     span: Float[Array, "s q d"] | None,
-    metric: FactorPreconditioner | None,
+    metric: Preconditioner | None,
     parametrisation: Parametrisation,
     options: StepOptions,
     one_by_one: bool,
@@ -254,7 +270,7 @@ def _step(
     else:
         equations = _Joint(parametrisation, data, options, penalty, energy, devices)
 
-    def step_one(one: tuple[State, FactorPreconditioner | None]) -> State:
+    def step_one(one: tuple[State, Preconditioner | None]) -> State:
         state, metric = one
         here = equations.evaluate(state.params)
         # Damping in proportion to the residual's norm keeps convergence quadratic on data that can
@@ -331,7 +347,7 @@ class _Joint:
         return _Point(params, squared + sum(jax.tree.leaves(squares)), squared, None)
 
     def solve(
-        self, here: _Point, damping: Array, level: Array, metric: FactorPreconditioner | None
+        self, here: _Point, damping: Array, level: Array, metric: Preconditioner | None
     ) -> Step:
         downhill, _ = descent_direction(self.parametrisation, here.params, self.data, self.devices)
         weights = self.parametrisation.penalties(here.params, *self.penalty)

@@ -41,7 +41,14 @@ from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 # Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much.
 _RATE, _FADING, _FADED = 0.08, 0.6, 1e-5
-_BLOCK, _STEPS, _BATCH = 100, 1500, 2**10
+_BLOCK, _STEPS = 100, 1500
+# Features up to which so many steps do; more need as many times more.
+_WIDTH = 96
+# Tokens a step; more keep an accelerator busy.
+_BATCH_CPU, _BATCH = 2**10, 2**13
+# A large student that leaves more than this share of the labels is not worth polish before others,
+# more patient ones, were tried: each has as many times more steps as the square of its number.
+_PROMISING = 1e-2
 # Attempts at most; two that end this near each other have found the same minimum.
 _ATTEMPTS, _SAME = 4, 0.1
 # Heads whose patterns differ by less are one; a W this far below the largest is none.
@@ -125,8 +132,10 @@ def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) ->
     wider = replace(asked, n_heads=groups * each, kv_heads=groups if each > 1 else None)
     kind = Relaxed(wider, frees=problem.data.positions is None)
     start = kind.relax(Projected(wider).init(rng), slopes=_spread_slopes(asked, wider.heads))
-    steps = _STEPS * (attempt + 1)
-    student, _ = anneal_student(
+    large = not may_form_normal_matrix(problem)
+    patience = max(1.0, asked.d / _WIDTH) * (attempt + 1) ** (2 if large else 1)
+    steps = round(_STEPS * patience / _BLOCK) * _BLOCK
+    student, loss = anneal_student(
         start, replace(problem, parametrisation=kind), run, steps, rng, stage
     )
     if not all(np.isfinite(leaf).all() for leaf in student.values()):
@@ -137,6 +146,10 @@ def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) ->
     if most is not None:
         heads = fill_with_heads(
             heads, {name: np.asarray(leaf) for name, leaf in start.items()}, most
+        )
+    if large and loss > _PROMISING and attempt < _ATTEMPTS - 1:
+        return Relaxed(heads.architecture, frees=kind.frees).to_layer(
+            on_device(heads.params), problem.units
         )
     return polish_heads(heads, problem, run, stage)
 
@@ -203,7 +216,8 @@ def anneal_student(
     progress = np.arange(steps) / steps
     first = critical_penalty(problem)
     strengths = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
-    batch = -(-_BATCH * problem.count_sequences() // problem.rows)
+    tokens = _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH
+    batch = -(-tokens * problem.count_sequences() // problem.rows)
     walk = anneal(
         jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], params),
         problem,
