@@ -166,8 +166,9 @@ def merge_heads(heads: Factors, alike: float, small: float, most: int | None = N
     """The canonical form by factors, which come out balanced; at most so many of the largest heads.
 
     Thetas are one head's if they differ by less than `alike` of the larger, or by less than `small`
-    of the largest of all: it gets their mean, by their shares in the sum of W, which to first
-    order changes no output. Heads with a W below `small` of the largest are dropped.
+    of the largest of all, and of a Theta that makes logits of one: it gets their mean, by their
+    shares in the sum of W, which to first order changes no output. Heads with a W below `small` of
+    the largest are dropped.
     Cost: O(m^2 d h^2): no matrix of d x d is made. What is merged is cut to rank h.
     """
     query, key, value, out, bias = (np.asarray(part, np.float64) for part in heads)
@@ -177,7 +178,7 @@ def merge_heads(heads: Factors, alike: float, small: float, most: int | None = N
     squares = np.diag(theta)
     apart = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * theta, 0.0))
     near = np.sqrt(np.maximum(squares[:, None], squares[None, :]))
-    near = np.maximum(alike * near, small * near.max())
+    near = np.maximum(alike * near, small * min(1.0, near.max()))
     sizes = np.sqrt(np.diag(w))
     merged = []
     for group in group_heads(apart - near, sizes, 0.0):

@@ -82,7 +82,7 @@ class Parametrisation(ABC):
         return params
 
     def penalties(self, params: Params, theta: Any, w: Any) -> Params:
-        """Of a penalty on heads, what the squares of each leaf are multiplied by: by default none."""
+        """What a penalty multiplies the squares of each leaf by: by default none."""
         return jax.tree.map(lambda _: jnp.zeros(()), params)
 
     def straightened(self) -> Parametrisation:

@@ -75,6 +75,7 @@ def anneal(
     weights: Params | None = None,
     rng: np.random.Generator | None = None,
     tell: Callable[[Params, float], None] = lambda params, loss: None,
+    mend: Callable[[Walk, int], Walk] = lambda walk, step: walk,
     **about: Any,
 ) -> Walk:
     """Descend from starts, every leaf with a leading axis of them, as the schedule says.
@@ -82,6 +83,7 @@ def anneal(
     The objective is the relative squared error plus the strength times the squares of the
     parameters, each times its entry in `weights`, a tree of numbers. rng: draws the examples of a
     batch; over many devices each draws from its own. tell: hears of the best start after a block.
+    mend: changes the starts after a block that ends at a step.
     about: goes with every event.
     Cost: a forward and a backward pass over a batch a step and start.
     Trust: a heuristic.
@@ -111,6 +113,7 @@ def anneal(
         walk = replicate(
             _advance(walk, data, mean_square, weights, chosen, rates, strengths, *static)
         )
+        walk = mend(walk, begun + steps)
         run.checkpoint.record(stage, (begun + steps, walk, generator_words(rng)))
         losses = np.asarray(walk.loss, np.float64)
         best = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))

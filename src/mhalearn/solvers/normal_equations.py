@@ -92,9 +92,9 @@ def solve_normal_equations(
 ) -> Step:
     """Solve for a step by conjugate gradients.
 
-    penalty: a number for each leaf of the parameters, which its diagonal gets beside the damping;
-    `downhill` has its slope. single: in single precision, enough for a step that is checked afterwards. inverse: about that
-    of the equations' matrix, as a preconditioner.
+    single: in single precision, enough for a step that is checked afterwards. inverse: about that
+    of the equations' matrix, as a preconditioner. penalty: for each leaf of the parameters, what
+    the diagonal gets beside the damping; `downhill` has its slope.
     Cost: about four forward passes a conjugate-gradient step.
     """
     flat, unflatten = ravel_pytree(downhill)

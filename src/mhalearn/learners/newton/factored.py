@@ -19,42 +19,41 @@ from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk, sum_over_chunks
-from mhalearn.layer.factored import Factored, Factors, merge_heads, pad_with_zero_heads
+from mhalearn.layer.factored import Factored, Factors, merge_heads
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
+from mhalearn.learners.newton.penalty_path import follow_penalty
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, anneal, cosine_rates
+from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, Walk, anneal, cosine_rates
 from mhalearn.solvers.polish import minimise, polish
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 # Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much:
-# faded by 1e-2 alone, it kept a trained layer from being learned on real text.
-_RATE, _FADING, _FADED = 0.08, 0.6, 1e-5
+# the rest of the way is that of Gauss-Newton steps.
+_RATE, _FADING, _FADED = 0.08, 0.7, 1e-3
 _BLOCK = 100
-# Steps for so many features; more features need as many times more.
-_STEPS, _WIDTH = 4000, 384
+# Steps for so many features, on a CPU and on an accelerator; more features need as many times more.
+_STEPS_CPU, _STEPS, _WIDTH = 4000, 8000, 384
 # Up to this many times the counting limit of examples, a penalty that fades so many times slower
 # finds heads that are else lost among surplus ones.
 _SCARCE, _PATIENCE = 12.0, 4
 # Tokens a step; more keep an accelerator busy.
 _BATCH_CPU, _BATCH = 2**10, 2**13
+# A head whose factors' norms have a smaller product attends evenly, or writes nothing.
+_DEAD = 0.03
 # Heads closer than this are the same, and smaller ones are none, against the largest of all. Heads
 # closer than the second, against their own size, learn the same one and are yet to meet.
 _SAME, _ALIKE = 0.05, 0.4
-# Steps, and their rate over Adam's first, in which heads that were merged settle.
-_SETTLING, _SLOWER = 0.4, 0.3
 # Steps before the rank is looked at, and singular values that count as none, over the largest.
 _FIRST_STEPS, _NO_RANK = 12, 0.02
 # A student that leaves more than this share of the labels is hardly worth polish.
 _PROMISING = 1e-2
-# One that leaves less than this has found its heads; and less than the second, settled: more steps
-# would do slowly what polish does fast.
-_FOUND, _SETTLED = 1e-5, 1e-6
-
-
+# One that leaves less than this has found its heads: more steps would do slowly what those of
+# Gauss-Newton do fast.
+_FOUND = 1e-5
 # Attempts, and times the counting limit of examples that polish the layer.
-_ATTEMPTS, _POLISHED = 4, 16.0
+_ATTEMPTS, _POLISHED = 4, 24.0
 
 
 def learn_factored(
@@ -80,7 +79,8 @@ def learn_factored(
     if start is not None and architecture.n_heads in (None, start.n_heads):
         selection.offer(polish(start, part, run, stage="resumed").layer)
     checkpoint = run.checkpoint
-    steps = _STEPS * max(1.0, examples.d / _WIDTH)
+    steps = _STEPS_CPU if jax.default_backend() == "cpu" else _STEPS
+    steps *= max(1.0, examples.d / _WIDTH)
     steps *= 1 if train.n >= _SCARCE * limit else _PATIENCE
     for attempt in range(_ATTEMPTS):
         name = f"attempt {attempt + 1}"
@@ -114,7 +114,7 @@ def learn_once(
     *,
     most: int | None,
     attempt: int,
-    steps: int = _STEPS,
+    steps: int = _STEPS_CPU,
 ) -> AttentionLayer | None:
     """One attempt: a student, its descent, its canonical form, and that polished; None: diverged.
 
@@ -127,22 +127,16 @@ def learn_once(
     rng = generator(run.seed, Stream.FACTORED_STARTS, attempt)
     heads = Factored(problem.architecture.with_heads(student)).init(rng)
     stage = f"attempt {attempt + 1}"
-    heads, loss = anneal_factors(heads, problem, run, steps, rng, stage=stage)
+    penalty = critical_penalty(problem)
+    heads, loss = anneal_factors(heads, problem, run, steps, rng, penalty, stage=stage)
     if not all(np.isfinite(part).all() for part in heads):
         return None
-    distinct = len(merge_heads(heads, 0.0, _SAME).query)
     heads = merge_heads(heads, _ALIKE, _SAME, most=most)
     run.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
     if loss > _PROMISING:
         return problem.to_layer(heads)
-    if len(heads.query) < distinct:
-        # Heads of zeros stay as they are, and keep the program one and the same.
-        heads = pad_with_zero_heads(heads, student)
-        name = f"{stage}, no penalty"
-        heads, _ = anneal_factors(
-            heads, problem, run, round(_SETTLING * steps), rng, stage=name, penalised=False
-        )
-        heads = merge_heads(heads, _ALIKE, _SAME, most=most)
+    heads = follow_penalty(heads, problem, run, _FADED * penalty, stage=f"{stage}, fading")
+    heads = merge_heads(heads, _ALIKE, _SAME, most=most)
     return _polish(heads, part, problem, run, f"{stage}, polish")
 
 
@@ -204,33 +198,56 @@ def anneal_factors(
     run: Run,
     steps: int,
     rng: np.random.Generator,
+    penalty: float,
     *,
     stage: str,
-    penalised: bool = True,
 ) -> tuple[Factors, float]:
-    """Adam in single precision on random examples, while the penalty fades; or without it.
+    """Adam in single precision on random examples, while the penalty fades and then stays.
 
     Returns the loss on the last of them too.
     """
-    progress = np.arange(steps) / steps
-    first = critical_penalty(problem) if penalised else 0.0
-    strengths = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
-    top = _RATE / problem.d**0.5 * (1.0 if penalised else _SLOWER)
+    progress = np.minimum(np.arange(steps) / steps / _FADING, 1.0)
+    top = _RATE / problem.d**0.5
     tokens = _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH
     batch = -(-tokens * problem.count_sequences() // problem.rows)
     walk = anneal(
         jax.tree.map(lambda leaf: leaf[None], heads),
         problem,
         run,
-        Schedule(cosine_rates(top, steps), strengths),
-        FirstOrderOptions(
-            block=_BLOCK, batch=batch, single=True, goal=_FOUND if penalised else _SETTLED
-        ),
+        Schedule(cosine_rates(top, steps), penalty * _FADED**progress),
+        FirstOrderOptions(block=_BLOCK, batch=batch, single=True, goal=_FOUND),
         stage=stage,
         weights=Factors(1.0, 1.0, 1.0, 1.0, 0.0),  # type: ignore[arg-type]
         rng=rng,
+        mend=lambda walk, step: revive_heads(walk, rng) if step < _FADING * steps else walk,
     )
     return jax.tree.map(lambda leaf: leaf[0], walk.params), float(walk.loss[0])
+
+
+def revive_heads(walk: Walk, rng: np.random.Generator) -> Walk:
+    """The same starts, with small random factors in place of those that have died.
+
+    Under a strong penalty both factors of a product fall towards zero, where neither moves the
+    other any more: heads that examples ask for later could not grow again.
+    """
+    heads: Factors = walk.params
+    moments = [walk.memory.mu, walk.memory.nu]
+    for left, right in (("query", "key"), ("value", "out")):
+        pair = [getattr(heads, side) for side in (left, right)]
+        squares = [np.sum(np.asarray(leaf, np.float64) ** 2, axis=(-2, -1)) for leaf in pair]
+        dead = (squares[0] * squares[1] < _DEAD**2)[..., None, None]
+        if not dead.any():
+            continue
+        for side, leaf in zip((left, right), pair, strict=True):
+            size = (_DEAD / leaf.shape[-1] / leaf.shape[-2]) ** 0.5
+            fresh = jnp.asarray(size * rng.standard_normal(leaf.shape), leaf.dtype)
+            heads = heads._replace(**{side: jnp.where(dead, fresh, leaf)})
+            moments = [
+                each._replace(**{side: jnp.where(dead, 0.0, getattr(each, side))})
+                for each in moments
+            ]
+    mu, nu = moments
+    return walk._replace(params=heads, memory=walk.memory._replace(mu=mu, nu=nu))
 
 
 @in_float64

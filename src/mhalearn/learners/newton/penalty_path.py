@@ -20,7 +20,7 @@ from mhalearn.solvers.scaled_problem import Problem
 # What a strength is divided by after a step that was taken.
 _FADE = 10.0
 # Loss below which the layer is known and no penalty is needed; steps at most.
-_KNOWN, _STEPS = 1e-9, 30
+_KNOWN, _STEPS = 1e-8, 30
 
 
 def follow_penalty(
@@ -32,13 +32,15 @@ def follow_penalty(
     meet, another minimum may be found.
     """
     state = init_state(jax.tree.map(lambda leaf: leaf[None], heads))
+    loss = float("inf")
     for step in range(_STEPS):
+        before = loss
         state = take_step(state, problem, CUT_SHORT, ridge=Ridge(strength, strength))
         loss = float(state.loss[0])
         run.emit(stage, step, loss, at_hand=partial(best_layer, state, problem))
         if run.is_over() or not np.isfinite(loss) or loss < _KNOWN:
             break
-        if float(state.idle[0]) == 0:
+        if loss != before:  # the step was taken
             strength /= _FADE
     found: Factors = jax.tree.map(lambda leaf: leaf[0], state.params)
     return found
