@@ -12,7 +12,7 @@ from mhalearn.data import Examples
 from mhalearn.layer import architecture as architectures
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk
-from mhalearn.layer.factored import Factored, Factors, merge_heads, pad_with_zero_heads
+from mhalearn.layer.factored import Factored, Factors, merge_heads
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.newton import factored as many
 from mhalearn.learners.newton.factored import learn_once
@@ -243,9 +243,6 @@ def test_copies_on_their_way_to_one_head_are_merged_into_their_mean():
     assert len(merge_heads(split, 0.0, 0.01).query) == 4
     merged = merge_heads(split, 0.4, 0.01)
     assert compare(problem.to_layer(merged), layer).max_error < 1e-12
-    padded = pad_with_zero_heads(merged, 5)
-    assert [len(part) for part in padded[:4]] == [5, 5, 5, 5]
-    assert compare(problem.to_layer(padded).canonical(), layer).max_error < 1e-12
 
 
 def test_a_checkpoint_is_polished_before_anything_else(tmp_path):

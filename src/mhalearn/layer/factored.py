@@ -196,14 +196,6 @@ def merge_heads(heads: Factors, alike: float, small: float, most: int | None = N
     return Factors(*_placed(a, b.swapaxes(1, 2), c, o, bias))
 
 
-@in_float64
-def pad_with_zero_heads(heads: Factors, count: int) -> Factors:
-    """Pad with zero heads, which are stationary points."""
-    missing = ((0, count - len(heads.query)), (0, 0), (0, 0))
-    wider = [np.pad(np.asarray(part), missing) for part in heads[:4]]
-    return Factors(*_placed(*wider, heads.bias))
-
-
 def _placed(*arrays: Any) -> list[Array]:
     """On the device. `jnp.asarray` would compile a program for every new shape."""
     return [jax.device_put(array) for array in arrays]

@@ -52,6 +52,8 @@ _PROMISING = 1e-2
 # One that leaves less than this has found its heads: more steps would do slowly what those of
 # Gauss-Newton do fast.
 _FOUND = 1e-5
+# Losses at which heads are merged while Gauss-Newton steps fade the penalty; at the last it ends.
+_FOLLOWED = (1e-5, 1e-8)
 # Attempts, and times the counting limit of examples that polish the layer.
 _ATTEMPTS, _POLISHED = 4, 24.0
 
@@ -135,8 +137,10 @@ def learn_once(
     run.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
     if loss > _PROMISING:
         return problem.to_layer(heads)
-    heads = follow_penalty(heads, problem, run, _FADED * penalty, stage=f"{stage}, fading")
-    heads = merge_heads(heads, _ALIKE, _SAME, most=most)
+    strength, name = _FADED * penalty, f"{stage}, fading"
+    for goal in _FOLLOWED:
+        heads, strength = follow_penalty(heads, part, run, strength, goal=goal, stage=name)
+        heads = merge_heads(heads, _ALIKE, _SAME, most=most)
     return _polish(heads, part, problem, run, f"{stage}, polish")
 
 

@@ -19,14 +19,15 @@ from mhalearn.solvers.scaled_problem import Problem
 
 # What a strength is divided by after a step that was taken.
 _FADE = 10.0
-# Loss below which the layer is known and no penalty is needed; steps at most.
-_KNOWN, _STEPS = 1e-8, 30
+# A penalty below this share of the loss changes nothing any more. Steps at most.
+_NOTHING, _STEPS = 1e-2, 30
 
 
 def follow_penalty(
-    heads: Factors, problem: Problem, run: Run, strength: float, *, stage: str
-) -> Factors:
-    """The minimum without a penalty that the one under `strength` leads to, nearly.
+    heads: Factors, problem: Problem, run: Run, strength: float, *, goal: float, stage: str
+) -> tuple[Factors, float]:
+    """The minimum that the one under `strength` leads to as the penalty fades, and what is left of
+    the strength: up to a loss, or until noise is all that is left.
 
     Cost: a Gauss-Newton step a decade. Trust: a heuristic; where the path bends too fast, or minima
     meet, another minimum may be found.
@@ -38,9 +39,15 @@ def follow_penalty(
         state = take_step(state, problem, CUT_SHORT, ridge=Ridge(strength, strength))
         loss = float(state.loss[0])
         run.emit(stage, step, loss, at_hand=partial(best_layer, state, problem))
-        if run.is_over() or not np.isfinite(loss) or loss < _KNOWN:
-            break
         if loss != before:  # the step was taken
             strength /= _FADE
+        done = loss < goal or strength * _squares(state.params) < _NOTHING * loss
+        if done or run.is_over() or not np.isfinite(loss):
+            break
     found: Factors = jax.tree.map(lambda leaf: leaf[0], state.params)
-    return found
+    return found, strength
+
+
+def _squares(heads: Factors) -> float:
+    """Of all factors, as a penalty counts them."""
+    return sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in heads[:4])
