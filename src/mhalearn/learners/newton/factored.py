@@ -81,7 +81,7 @@ def learn_factored(
     if start is not None and architecture.n_heads in (None, start.n_heads):
         selection.offer(polish(start, part, run, stage="resumed").layer)
     checkpoint = run.checkpoint
-    steps = _STEPS_CPU if jax.default_backend() == "cpu" else _STEPS
+    steps = float(_STEPS_CPU if jax.default_backend() == "cpu" else _STEPS)
     steps *= max(1.0, examples.d / _WIDTH)
     steps *= 1 if train.n >= _SCARCE * limit else _PATIENCE
     for attempt in range(_ATTEMPTS):
