@@ -53,7 +53,7 @@ _PROMISING = 1e-2
 # Gauss-Newton do fast.
 _FOUND = 1e-5
 # Losses at which heads are merged while Gauss-Newton steps fade the penalty; at the last it ends.
-_FOLLOWED = (1e-5, 1e-8)
+_FOLLOWED = (1e-5, 1e-12)
 # Attempts, and times the counting limit of examples that polish the layer.
 _ATTEMPTS, _POLISHED = 4, 24.0
 

@@ -17,10 +17,11 @@ from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import CUT_SHORT, Ridge, best_layer, init_state, take_step
 from mhalearn.solvers.scaled_problem import Problem
 
-# What a strength is divided by after a step that was taken.
-_FADE = 10.0
-# A penalty below this share of the loss changes nothing any more. Steps at most.
-_NOTHING, _STEPS = 1e-2, 30
+# A penalty falls to this share of the loss, by no more than so much a step: what is left of a bent
+# path would else be walked without one.
+_SHARE, _FADE = 0.5, 10.0
+# Steps without a gain after which noise is all that is left. Steps at most.
+_IDLE, _STEPS = 3, 40
 
 
 def follow_penalty(
@@ -29,8 +30,8 @@ def follow_penalty(
     """The minimum that the one under `strength` leads to as the penalty fades, and what is left of
     the strength: up to a loss, or until noise is all that is left.
 
-    Cost: a Gauss-Newton step a decade. Trust: a heuristic; where the path bends too fast, or minima
-    meet, another minimum may be found.
+    Cost: a Gauss-Newton step a decade, some tens where the path is bent. Trust: a heuristic; where
+    it bends too fast, or minima meet, another minimum may be found.
     """
     state = init_state(jax.tree.map(lambda leaf: leaf[None], heads))
     loss = float("inf")
@@ -40,8 +41,9 @@ def follow_penalty(
         loss = float(state.loss[0])
         run.emit(stage, step, loss, at_hand=partial(best_layer, state, problem))
         if loss != before:  # the step was taken
-            strength /= _FADE
-        done = loss < goal or strength * _squares(state.params) < _NOTHING * loss
+            share = _SHARE * loss / max(_squares(state.params), 1e-300)
+            strength = min(strength, max(strength / _FADE, share))
+        done = loss < goal or float(state.idle[0]) >= _IDLE
         if done or run.is_over() or not np.isfinite(loss):
             break
     found: Factors = jax.tree.map(lambda leaf: leaf[0], state.params)
