@@ -109,7 +109,9 @@ def _judge_exact(
             "their precision, and pairs of neurons can be such a map in many ways"
         )
     if not certificate.recovered:
-        return Outcome.NOT_IDENTIFIED, certificate.reason
+        # A rank that a randomised test could not show is not known, rather than known to be less.
+        known = certificate.null_dimension is not None
+        return Outcome.NOT_IDENTIFIED if known else Outcome.FITTED, certificate.reason
     if precision != "float64":
         return Outcome.FITTED, (
             f"fresh labels are met to their rounding, but they are {precision}: blocks are called "

@@ -8,12 +8,14 @@ import numpy as np
 
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
+from mhalearn.judge.block_rank_test import run_block_rank_test
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.randomised_rank_test import NULL_TOLERANCE, run_rank_test
 from mhalearn.judge.residuals import Residuals
 from mhalearn.judge.spectrum import Parameters, Spectrum
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
+from mhalearn.layer.block.block import Block
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.watch import OutOfTime, Watch
 
@@ -68,9 +70,12 @@ def _assess(
         bound = parameter_bound(layer, spectrum, error * math.sqrt(inputs.n / n))
         intervals = half_widths(spectrum.deviations, width)
         return Identifiability(spectrum.null_dimension, bound, spectrum.theta, intervals)
-    if not (residuals.exact and isinstance(layer, AttentionLayer)):
+    if not (residuals.exact and isinstance(layer, AttentionLayer | Block)):
         return _UNKNOWN
-    found = run_rank_test(layer, inputs, architecture, watch=watch)
+    if isinstance(layer, Block):
+        found = run_block_rank_test(layer, inputs, watch=watch)
+    else:
+        found = run_rank_test(layer, inputs, architecture, watch=watch)
     bound = found.error_amplification * error * math.sqrt(found.n_examples / n)
     null = 0 if found.null_component < NULL_TOLERANCE else None
     return Identifiability(null, bound, None, None, found.null_component)

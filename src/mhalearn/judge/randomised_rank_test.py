@@ -111,7 +111,7 @@ def run_rank_test(
             watch.begin(f"randomised rank test, {question.count} examples, solve {round_ + 1}")
         found = _answer(question, left, watch)
         left = left - found.solution
-        weakest = min(weakest, _smallest_eigenvalue(found))
+        weakest = min(weakest, smallest_eigenvalue(found))
         # Where no change of the factors moves a matrix that is zero, nothing is known of it.
         shares = np.divide(
             changes(unflatten(left)), whole, out=np.ones_like(whole), where=whole > 0
@@ -247,7 +247,7 @@ def _go_on(
     return search._replace(state=state, is_going=is_going(state, search.target))
 
 
-def _smallest_eigenvalue(found: CGResult) -> float:
+def smallest_eigenvalue(found: CGResult) -> float:
     """Of the Lanczos matrix that conjugate gradients build on their way."""
     made = int(found.num_steps)
     if made == 0:

@@ -53,9 +53,8 @@ def descend_in_metric(
     stage: str,
     max_steps: int = 60,
     cg_steps: int = _CG_STEPS,
-    goal: float = ROUNDING,
 ) -> Minimum:
-    """Descend from parameters until nothing improves, or the loss is below the goal.
+    """Descend from parameters until nothing improves.
 
     Cost: about four forward passes a product, and `measure_metric` every few steps. Memory: what
     a forward pass over all examples keeps for its derivative.
@@ -83,7 +82,7 @@ def descend_in_metric(
         if at_rest or rejected >= _REJECTED or slow >= _SLOW_STEPS or not np.isfinite(before):
             converged = True
             break
-        if loss < goal and goal > ROUNDING or run.is_over():
+        if run.is_over():
             break
     return Minimum(jax.tree.map(np.asarray, here), loss, converged)
 
