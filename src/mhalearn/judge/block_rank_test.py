@@ -55,7 +55,9 @@ def run_block_rank_test(
     from the Lanczos matrix of the conjugate gradients, is met from above, hence a margin of two.
     """
     kind: Any = block.parametrisation.straightened()
-    count = min(examples.n, math.ceil(_ENOUGH * examples.counting_limit(block.architecture)))
+    count = min(
+        examples.n, math.ceil(_ENOUGH * examples.counting_limit(block.design.without_linear))
+    )
     problem = make_problem(examples.sample(count, seed), kind)
     at = jax.tree.map(jnp.asarray, kind.from_layer(block, problem.units))
     metric = measure_metric(kind, at, in_one_chunk(problem.data, problem.devices), seed)

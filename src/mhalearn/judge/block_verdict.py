@@ -49,12 +49,13 @@ def judge_block(
     """
     block = candidate.layer
     assert isinstance(block, Block)
-    limit = train.counting_limit(block.architecture)
+    counted = block.design.without_linear
+    limit = train.counting_limit(counted)
     if train.n < limit:
         return BlockVerdict(
             Outcome.TOO_FEW_EXAMPLES,
             f"{train.n} examples are fewer than {limit:.1f}, the counting limit of "
-            f"{block.architecture.count()} unknowns",
+            f"{counted.count()} unknowns",
             None,
         )
     if certify is None or not certify.n:

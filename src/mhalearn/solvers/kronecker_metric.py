@@ -2,7 +2,7 @@
 
 Of a matrix of parameters G_b is the gradient, on example b, of a random combination of outputs.
 Then E vec(G) vec(G)^T is that matrix's block of J^T J, and its nearest Kronecker product about
-E[G G^T] (x) E[G^T G], over the trace of either. Of numbers that are no matrix the diagonal is taken.
+E[G G^T] (x) E[G^T G], over the trace of either. Of what is no matrix the diagonal is taken.
 A parametrisation says what its matrices are, by `to_matrices` and `from_matrices`.
 """
 

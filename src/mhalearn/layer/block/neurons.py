@@ -21,7 +21,6 @@ from mhalearn.layer.block.activations import Activation
 from mhalearn.layer.block.feed_forward import FeedForward
 from mhalearn.layer.layer import group_heads
 
-
 # Numbers that all neurons' matrices of rank one may have, where regression on them is direct.
 _FEW = 2**22
 

@@ -45,8 +45,8 @@ _LEAST_SURPLUS = 8
 _NEAR = (0.03, 0.1, 0.3)
 # Steps of Gauss-Newton before it is looked whether neurons are to be made one, and after it.
 _FIRST_STEPS, _STEPS = 20, 60
-# Features that the rate and the penalty are for: of more the rate is less by their root, the penalty
-# by their number, for each neuron explains that much less.
+# Features that the rate and the penalty are for: of more the rate is less by their root, and the
+# penalty by their number, for each neuron explains that much less.
 _WIDTH = 8
 # Tokens a step that keep an accelerator busy.
 _TOKENS = 4096
@@ -270,7 +270,7 @@ def _descend(
     if _is_large(block):
         return descend_with_metric(block, data, run, options, stage, max_steps)
     train, kind = data.train, block.parametrisation.straightened()
-    limit = train.counting_limit(replace(block.design, linear=False).architecture)
+    limit = train.counting_limit(block.design.without_linear)
     count = min(train.n, max(64, math.ceil(options.examples * limit)))
     problem = make_problem(train.sample(count, run.seed), kind)
     found = descend_densely(

@@ -138,25 +138,27 @@ def _leave_out(
     linear = np.zeros((0, ff.d)) if ff.linear is None else ff.linear
     outputs = np.vstack([ff.down, linear, bias])
     right = gram @ outputs  # what the student itself puts out
-    columns, hidden = list(range(len(gram))), ff.hidden
-    inverse = found = None
+    columns = places = list(range(len(gram)))
+    hidden, gone = ff.hidden, 0
+    inverse = found = np.zeros((0, 0))
     while hidden > 1:
-        if inverse is None or hidden <= _FEW or hidden % _ANEW == 0:
-            inverse = np.linalg.inv(_regular(gram, columns))
-            found = inverse @ right[columns]
-        assert inverse is not None and found is not None
-        costs = np.sum(found[:hidden] ** 2, axis=1) / np.diag(inverse)[:hidden]
+        if not len(inverse) or hidden <= _FEW or gone >= _ANEW:
+            inverse, gone = np.linalg.inv(_regular(gram, columns)), 0
+            found, places = inverse @ right[columns], columns.copy()
+        among = len(places) - (len(columns) - hidden)  # of these places, the neurons
+        alive = np.isin(places[:among], columns)
+        costs = np.full(among, np.inf)
+        np.divide(np.sum(found[:among] ** 2, 1), np.diag(inverse)[:among], costs, where=alive)
         cheapest = int(np.argmin(costs))
         is_dear = costs[cheapest] > most_each or costs[cheapest] > room
         if is_dear and (most is None or hidden <= most):
             break
         room -= float(costs[cheapest])
         column = inverse[:, cheapest] / inverse[cheapest, cheapest]
-        found = np.delete(found - np.outer(column, found[cheapest]), cheapest, axis=0)
-        inverse = inverse - np.outer(column, inverse[cheapest])
-        inverse = np.delete(np.delete(inverse, cheapest, axis=0), cheapest, axis=1)
-        columns.pop(cheapest)
-        hidden -= 1
+        found -= np.outer(column, found[cheapest])
+        inverse -= np.outer(column, inverse[cheapest])
+        columns.remove(places[cheapest])
+        hidden, gone = hidden - 1, gone + 1
     if hidden < ff.hidden:
         outputs = np.linalg.solve(_regular(gram, columns), right[columns])
     kept = columns[:hidden]

@@ -9,7 +9,6 @@ costs next to nothing, lowers the error, and does so again.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from mhalearn.solvers.metric_steps import descend_in_metric
 from mhalearn.solvers.scaled_problem import make_problem
 
 # What leaving out a neuron may cost, over the mean of neurons, from bold to careful.
-_EACH = (5e-4, 1e-5, 1e-7)
+_EACH = (5e-3, 5e-4, 1e-5, 1e-7)
 # An error that rounds do not make up for.
 _HOPELESS = 1e-4
 # Error that a round may make, over the block's: at first, most, and how it grows where descent
@@ -32,6 +31,8 @@ _SHARE, _MOST_SHARE, _BOLDER = 0.1, 1e3, 10.0
 _CREEPS = 0.3
 # Rounds, and steps in each.
 _ROUNDS, _STEPS = 24, 8
+# Turns of leaving out boldly, and steps after which it is known whether that was too bold.
+_TURNS, _FIRST_STEPS = 4, 4
 # Distance of neurons that are made one in a round that is bolder, over the largest.
 _NEAR = 0.03
 # Squared distance of heads that are one is as the error; this at most.
@@ -45,18 +46,47 @@ def refine(student: Block, data: Subsets, run: Run, options: BlockOptions, stage
     limit of examples. Trust: a heuristic; held-out examples decide what is kept.
     """
     best, best_loss = student, data.error(student)
+    promised = best_loss
     for each in _EACH:
-        if run.is_over():
+        if best_loss < data.exact or run.is_over():
             break
-        tried = prune(student, data.train, each / max(1, student.hidden), bold=True)
-        _tell(tried, data, run, f"{stage}, neurons of {each:g} left out")
-        found = descend_with_metric(tried, data, run, options, stage, _STEPS)
-        found = go_round(found, data, run, options, stage)
+        found = leave_out_boldly(student, each, promised, data, run, options, stage)
+        if data.error(found) < promised:
+            found = go_round(found, data, run, options, stage)
         if (loss := data.error(found)) < best_loss:
             best, best_loss = found, loss
-        if best_loss < data.exact:
-            break
     return best
+
+
+def leave_out_boldly(
+    student: Block,
+    each: float,
+    promised: float,
+    data: Subsets,
+    run: Run,
+    options: BlockOptions,
+    stage: str,
+) -> Block:
+    """Leave out neurons that cost no more than a share of the mean one's, descend, and again.
+
+    promised: the student's error, which few steps come to unless a true neuron was left out.
+    """
+    block, loss = student, math.inf
+    for turn in range(_TURNS):
+        tried = prune(block, data.train, each / max(1, student.hidden), bold=turn == 0)
+        if turn and tried.hidden == block.hidden:
+            break
+        _tell(tried, data, run, f"{stage}, neurons of {each:g} left out")
+        found = descend_with_metric(tried, data, run, options, stage, _FIRST_STEPS)
+        if data.error(found) < promised and not run.is_over():
+            found = descend_with_metric(found, data, run, options, stage, _STEPS)
+        now = data.error(found)
+        if turn and not now < loss:
+            break
+        block, loss = found, now
+        if not promised > loss > data.exact or run.is_over():
+            break
+    return block
 
 
 def go_round(block: Block, data: Subsets, run: Run, options: BlockOptions, stage: str) -> Block:
@@ -105,7 +135,7 @@ def descend_with_metric(
 ) -> Block:
     """Gauss-Newton on as many examples as the block needs, without the normal matrix."""
     kind = block.parametrisation.straightened()
-    limit = data.train.counting_limit(replace(block.design, linear=False).architecture)
+    limit = data.train.counting_limit(block.design.without_linear)
     count = min(data.train.n, max(64, math.ceil(options.examples * limit)))
     problem = make_problem(data.train.sample(count, run.seed), kind)
     start = kind.from_layer(block, problem.units)
