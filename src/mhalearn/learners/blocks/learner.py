@@ -93,7 +93,8 @@ def learn_block(
             linear = linear and not (now < exact and best.feed_forward.linear is None)
             if best_loss < exact and best.feed_forward.linear is None:
                 break
-            sizes = _next_sizes(sizes, found, wanted)
+            if loss < _HOPELESS:  # of one that is not, more patience is tried first
+                sizes = _next_sizes(sizes, found, wanted)
             continue
         found = prune(student, train, _TOLERANCES[-1], wanted.n_heads, wanted.hidden)
         if (crude := data.error(found)) < best_loss or best is None:
