@@ -24,8 +24,9 @@ from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.block.block import Block
 from mhalearn.layer.block.design import BlockDesign
 from mhalearn.layer.block.norms import KINDS, PLACES
-from mhalearn.learners.blocks.learner import exact_error, learn_block, try_class
+from mhalearn.learners.blocks.learner import learn_block, try_class
 from mhalearn.learners.blocks.options import BlockClass, BlockOptions
+from mhalearn.learners.blocks.subsets import exact_error
 from mhalearn.run.events import Event
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run

@@ -49,12 +49,13 @@ def judge_block(
     """
     block = candidate.layer
     assert isinstance(block, Block)
-    limit = train.counting_limit(block.architecture)
+    counted = block.design.without_linear
+    limit = train.counting_limit(counted)
     if train.n < limit:
         return BlockVerdict(
             Outcome.TOO_FEW_EXAMPLES,
             f"{train.n} examples are fewer than {limit:.1f}, the counting limit of "
-            f"{block.architecture.count()} unknowns",
+            f"{counted.count()} unknowns",
             None,
         )
     if certify is None or not certify.n:
@@ -109,7 +110,9 @@ def _judge_exact(
             "their precision, and pairs of neurons can be such a map in many ways"
         )
     if not certificate.recovered:
-        return Outcome.NOT_IDENTIFIED, certificate.reason
+        # A rank that a randomised test could not show is not known, rather than known to be less.
+        known = certificate.null_dimension is not None
+        return Outcome.NOT_IDENTIFIED if known else Outcome.FITTED, certificate.reason
     if precision != "float64":
         return Outcome.FITTED, (
             f"fresh labels are met to their rounding, but they are {precision}: blocks are called "

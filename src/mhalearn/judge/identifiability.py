@@ -8,6 +8,7 @@ import numpy as np
 
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
+from mhalearn.judge.block_rank_test import run_block_rank_test
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.projected_rank_test import run_projected_rank_test
 from mhalearn.judge.randomised_rank_test import NULL_TOLERANCE, RankTest, run_rank_test
@@ -15,6 +16,7 @@ from mhalearn.judge.residuals import Residuals
 from mhalearn.judge.spectrum import Parameters, Spectrum
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
+from mhalearn.layer.block.block import Block
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.projected_layer import ProjectedLayer
 from mhalearn.run.watch import OutOfTime, Watch
@@ -86,6 +88,8 @@ def _ask(
         return run_rank_test(layer, inputs, architecture, watch=watch)
     if isinstance(layer, ProjectedLayer):
         return run_projected_rank_test(layer, inputs, watch=watch)
+    if isinstance(layer, Block):
+        return run_block_rank_test(layer, inputs, watch=watch)
     return None
 
 

@@ -7,12 +7,13 @@ Heads as in their own canonical form, neurons as `canonical_neurons` says.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from mhalearn._runtime.types import Float64
-from mhalearn.layer.block.block import Block
+from mhalearn.layer.block.block import Block, block_of
 from mhalearn.layer.block.design import SHOWN
 from mhalearn.layer.block.feed_forward import FeedForward
 from mhalearn.layer.block.heads import (
@@ -50,6 +51,45 @@ def canonical_form(block: Block, tolerance: float = 1e-8) -> Block:
     )
 
 
+def fold_inputs(block: Block) -> Block:
+    """The same block with gains and biases of pre-norms in the maps that follow; others as they
+    are. Heads may have any rank: their arrays are multiplied, and keep it."""
+    if block.norm != "pre" or block.norms is None:
+        return block
+    first, second = block.norms
+    ff = _multiply_input(_shift_input(block.feed_forward, _bias(second)), np.diag(second.gain))
+    params = dict(block.params) | _fold_heads(block.params, first.gain, _bias(first))
+    params |= {f"feed_forward.{name}": leaf for name, leaf in ff.parts().items()}
+    for number, one in enumerate((_plain(first), _plain(second)), 1):
+        params[f"norm_{number}.gain"] = one.gain
+        if one.bias is not None:
+            params[f"norm_{number}.bias"] = one.bias
+    return block_of(block.design, params, metadata=block.metadata, seen=block.seen)
+
+
+def _fold_heads(params: Mapping[str, Float64], gain: Float64, shift: Float64) -> dict[str, Float64]:
+    """Arrays of heads that see n where the others saw gain n + shift."""
+    named = {
+        name.removeprefix("attention."): leaf
+        for name, leaf in params.items()
+        if name.startswith("attention.")
+    }
+    if "theta" in named:
+        theta, w = named["theta"], named["w"]
+        if "key_vector" in named:
+            named["key_vector"] = gain * (named["key_vector"] + shift @ theta)
+        if "out_bias" in named:
+            named["out_bias"] = named["out_bias"] + np.einsum("a,mae->e", shift, w)
+        named["theta"], named["w"] = gain[:, None] * theta * gain, gain[:, None] * w
+    for side in ("query", "key", "value"):
+        if f"{side}_bias" in named:
+            moved = np.einsum("a,gah->gh", shift, named[side])
+            named[f"{side}_bias"] = named[f"{side}_bias"] + moved
+        if side in named:
+            named[side] = gain[:, None] * named[side]
+    return {f"attention.{name}": leaf for name, leaf in named.items()}
+
+
 def _canonical_heads(heads: Heads, tolerance: float) -> Heads:
     if isinstance(heads, AttentionLayer):
         return heads.canonical(tolerance=tolerance)
@@ -69,7 +109,7 @@ def _fold_before(parts: _Parts) -> _Parts:
     assert parts.norms is not None
     first, second = parts.norms
     d = len(first.gain)
-    seen = _hyperplane(first.kind, d)
+    seen = hyperplane(first.kind, d)
     heads = fold_input(parts.heads, seen * first.gain, _bias(first))
     ff = _multiply_input(_shift_input(parts.feed_forward, _bias(second)), seen * second.gain)
     bias = output_bias(heads)
@@ -82,7 +122,7 @@ def _fold_before(parts: _Parts) -> _Parts:
 def _fold_after(parts: _Parts) -> _Parts:
     assert parts.norms is not None
     first, second = parts.norms
-    shown = _hyperplane(first.kind, len(first.gain))
+    shown = hyperplane(first.kind, len(first.gain))
     heads = project_output(parts.heads, shown)
     ff = _add_output(_shift_input(parts.feed_forward, _bias(first)), _bias(first))
     gain, last = first.gain, second.gain
@@ -109,15 +149,14 @@ def _turn_over(ff: FeedForward, gain: Float64, shown: Float64) -> tuple[Float64,
         return gain, ff
     d, inputs = len(gain), shown @ (gain[:, None] * ff.up)
     matrix = shown @ (gain[:, None] * (np.eye(d) + ff.linear)) @ shown
-    units = np.stack([np.outer(shown[i], shown[i]) for i in range(d)])
-    which, found = choose_turned(inputs.T, ff.down @ shown, matrix, units, 1e-7)
+    which, found = choose_turned(inputs.T, ff.down @ shown, matrix, shown, 1e-7)
     if which is None or not found.all():
         return gain, ff
     ff = _multiply_input(turn_neurons(ff, which), np.diag(gain / found))
     return found, ff.replace(linear=None)
 
 
-def _hyperplane(kind: str, d: int) -> Float64:
+def hyperplane(kind: str, d: int) -> Float64:
     """The projection on what a norm sees: a LayerNorm takes means away."""
     return np.eye(d) - (1.0 / d if kind == "layer" else 0.0)
 

@@ -70,6 +70,11 @@ class BlockDesign:
         a = self.attention
         return Architecture(a.d, a.n_heads, bias=a.bias, causal=a.causal, attention=self)
 
+    @property
+    def without_linear(self) -> Architecture:
+        """The class without a linear map beside the neurons, whose unknowns are counted."""
+        return replace(self, linear=False).architecture
+
     def __call__(self, architecture: Architecture) -> BlockParametrisation:
         """How its blocks are written as numbers; `Architecture.parametrisation` asks."""
         from mhalearn.layer.block.parametrisation import BlockParametrisation

@@ -21,6 +21,9 @@ from mhalearn.layer.block.activations import Activation
 from mhalearn.layer.block.feed_forward import FeedForward
 from mhalearn.layer.layer import group_heads
 
+# Numbers that all neurons' matrices of rank one may have, where regression on them is direct.
+_FEW = 2**22
+
 
 class _Neurons:
     """Neurons as rows, while they are put in order."""
@@ -106,8 +109,12 @@ def _drop_dead(found: _Neurons, tolerance: float) -> None:
     found.keep(sizes > tolerance * sizes.max(initial=0.0))
 
 
-def _merge(found: _Neurons, tolerance: float) -> None:
-    """Add copies up, and mirror images, which leave a linear map. Cost: O(hidden^2 d)."""
+def _merge(found: _Neurons, tolerance: float, mean: bool = False) -> None:
+    """Add copies up, and mirror images, which leave a linear map. Cost: O(hidden^2 d).
+
+    mean: of what is only near, take the mean of inputs, by their shares in the sum of outputs,
+    which to first order changes no output.
+    """
     inputs = found.inputs
     if not len(inputs):
         return
@@ -124,8 +131,22 @@ def _merge(found: _Neurons, tolerance: float) -> None:
             down[leader] += found.down[other]
             if inputs[leader] @ inputs[other] < 0:  # act(-z) = act(z) - z
                 found.add_linear(-found.up[leader][None], found.down[other][None])
+        if mean and others:
+            found.up[leader] = _mean_input(inputs, found.down, leader, others)
     found.down = down
     found.keep([group[0] for group in groups])
+
+
+def _mean_input(inputs: Float64, down: Float64, leader: int, others: list[int]) -> Float64:
+    """That of the leader where outputs nearly cancel."""
+    group = [leader, *others]
+    whole = down[group].sum(axis=0)
+    shares = down[group] @ whole / max(float(whole @ whole), 1e-300)
+    if np.abs(shares).max() > 2.0:
+        return inputs[leader]
+    signs = np.where(inputs[group] @ inputs[leader] < 0, -1.0, 1.0)
+    mean: Float64 = (shares * signs) @ inputs[group]
+    return mean
 
 
 def _merge_gated(found: _Neurons, tolerance: float) -> None:
@@ -184,21 +205,35 @@ def choose_turned(
     tolerance: float,
 ) -> tuple[NDArray[np.int64] | None, Float64]:
     """Neurons (h, a) and (h, e) that, turned over, leave of a linear map (a, e) a combination of
-    the maps `free` (f, a, e), and its coefficients; None where there are none.
+    the matrices f f^T of vectors `free` (f, a), and its coefficients; None where there are none.
 
     Each neuron adds a matrix of rank one; which of them are in the sum is linear regression, whose
-    coefficients are then zeros and ones. Cost: O(a e (h + f)^2).
+    coefficients are then zeros and ones. Of many neurons, by its normal equations.
+    Cost: O(a e (h + f)^2) of few, O((a + e) (h + f)^2 + (h + f)^3) of many.
     """
-    size = linear.size
-    maps = np.einsum("na,ne->nae", inputs, outputs).reshape(-1, size)
-    others = np.zeros((0, size)) if free is None else free.reshape(-1, size)
-    target = linear.ravel()
-    shares = np.linalg.lstsq(np.vstack([-maps, others]).T, target, rcond=1e-10)[0]
-    which = np.flatnonzero(shares[: len(maps)] > 0.5)
-    target = target + maps[which].sum(axis=0)
-    rest = np.linalg.lstsq(others.T, target, rcond=1e-10)[0] if len(others) else np.zeros(0)
-    left = np.linalg.norm(target - rest @ others)
-    is_done = left <= tolerance * max(float(np.linalg.norm(linear)), float(np.abs(maps).max()))
+    none = np.zeros((0, linear.shape[0]))
+    others = none if free is None else free
+    lefts, rights = np.vstack([-inputs, others]), np.vstack([outputs, others[:, : linear.shape[1]]])
+    if linear.size * len(lefts) <= _FEW:
+        maps = np.einsum("na,ne->nae", lefts, rights).reshape(-1, linear.size)
+        shares = np.linalg.lstsq(maps.T, linear.ravel(), rcond=1e-10)[0]
+    else:
+        gram = (lefts @ lefts.T) * (rights @ rights.T)
+        found = np.sum((lefts @ linear) * rights, axis=1)
+        shares = np.linalg.lstsq(gram, found, rcond=1e-12)[0]
+    which = np.flatnonzero(shares[: len(inputs)] > 0.5)
+    target = linear + inputs[which].T @ outputs[which]
+    rest = np.zeros(0)
+    if len(others):
+        gram, found = (others @ others.T) ** 2, np.sum((others @ target) * others, axis=1)
+        rest = np.linalg.lstsq(gram, found, rcond=1e-12)[0]
+        target = target - (others.T * rest) @ others
+    left = np.linalg.norm(target)
+    largest = np.max(
+        np.abs(inputs).max(axis=1, initial=0.0) * np.abs(outputs).max(axis=1, initial=0.0),
+        initial=0.0,
+    )
+    is_done = left <= tolerance * max(float(np.linalg.norm(linear)), float(largest))
     return (which if is_done else None), rest
 
 
@@ -208,7 +243,10 @@ def merge_neurons(ff: FeedForward, tolerance: float) -> FeedForward:
     found = _Neurons(ff)
     if ff.hidden:
         _fix_scales(found)
-        _merge(found, tolerance) if found.gate is None else _merge_gated(found, tolerance)
+        if found.gate is None:
+            _merge(found, tolerance, mean=True)
+        else:
+            _merge_gated(found, tolerance)
     return _feed_forward(found, ff, 0.0)
 
 

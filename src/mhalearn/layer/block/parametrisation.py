@@ -17,6 +17,7 @@ from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk
 from mhalearn.layer.block.design import BlockDesign
 from mhalearn.layer.block.feed_forward import feed_forward, neurons, shapes_of
+from mhalearn.layer.block.matrices import from_matrices, to_matrices
 from mhalearn.layer.block.norms import normalise, scale_of
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.layer.projected import Projected
@@ -76,9 +77,13 @@ class BlockParametrisation(Parametrisation):
 
     def forward(self, params: BlockParams, chunk: Chunk) -> Float[Array, "b k d"]:
         """Cost: that of the heads, and O(b k d hidden)."""
-        parts, stream = split(params), self._stream(params, chunk)
-        y = stream.h + feed_forward(parts["feed_forward"], stream.z, self.design.act)
-        return self._norm(parts["norm_2"], y) if self.design.norm == "post" else y
+        y = self.final_stream(params, chunk)
+        return self._norm(split(params)["norm_2"], y) if self.design.norm == "post" else y
+
+    def final_stream(self, params: BlockParams, chunk: Chunk) -> Float[Array, "b k d"]:
+        """Before a norm that comes last."""
+        stream = self._stream(params, chunk)
+        return stream.h + feed_forward(split(params)["feed_forward"], stream.z, self.design.act)
 
     def neuron_values(self, params: BlockParams, chunk: Chunk) -> Float[Array, "b k n"]:
         """What each neuron hands to its output weights."""
@@ -134,6 +139,13 @@ class BlockParametrisation(Parametrisation):
         from mhalearn.layer.block.scaled import ScaledBlock  # which is one of these
 
         return ScaledBlock(self.architecture)
+
+    def to_matrices(self, params: BlockParams) -> dict[str, Array]:
+        """Its linear maps with their biases, and what is no linear map."""
+        return to_matrices(params)
+
+    def from_matrices(self, matrices: Mapping[str, Array]) -> dict[str, Array]:
+        return from_matrices(matrices, self.shapes())
 
     def size(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes().values())

@@ -13,23 +13,20 @@ import numpy as np
 from mhalearn._runtime.programs import in_float64
 from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
-from mhalearn.data.label_precision import label_precision
 from mhalearn.layer.block.block import Block
 from mhalearn.layer.block.design import BlockDesign
 from mhalearn.layer.block.parametrisation import BlockParametrisation
 from mhalearn.layer.units import Units
 from mhalearn.learners.blocks.options import BlockClass, BlockOptions
 from mhalearn.learners.blocks.pruning import prune
+from mhalearn.learners.blocks.rounds import descend_with_metric, refine
+from mhalearn.learners.blocks.subsets import Subsets, split
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.dense_normal_equations import descend_densely
 from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, anneal, cosine_rates
-from mhalearn.solvers.polish import relative_error
 from mhalearn.solvers.scaled_problem import make_problem
 
-# Relative squared error on held-out examples that only an exact block has; of coarser labels than
-# doubles it is that of rounding, whose square is at most a twelfth of a unit's.
-_EXACT, _ROUNDED = 1e-22, 1 / 8
 # What a linear map may be off where neurons are turned over, over the root of the error.
 _OFF = 30.0
 # A student this bad is not worth pruning.
@@ -39,6 +36,8 @@ _TOLERANCES, _SURELY_NOTHING = (3e-5, 1e-7), 1e-14
 # Heads and neurons that the first student has where their number is open (neurons: over features);
 # the next has twice as many where pruning leaves none out.
 _OPEN_HEADS, _OPEN_NEURONS = 3, 3
+# Of more features than these, as many as transformers have and half of that.
+_FEW_FEATURES, _MORE_HEADS, _MORE_NEURONS = 12, 6, 6
 # And at least so many neurons more than asked for: of few neurons a half is too little.
 _LEAST_SURPLUS = 8
 # Distances of neurons that are made one where descent creeps, from careful to bold: two that should
@@ -46,12 +45,15 @@ _LEAST_SURPLUS = 8
 _NEAR = (0.03, 0.1, 0.3)
 # Steps of Gauss-Newton before it is looked whether neurons are to be made one, and after it.
 _FIRST_STEPS, _STEPS = 20, 60
+# Features that the rate and the penalty are for: of more the rate is less by their root, and the
+# penalty by their number, for each neuron explains that much less.
+_WIDTH = 8
+# Tokens a step that keep an accelerator busy.
+_TOKENS = 4096
 # The penalty falls by this much.
 _FADE = 1e-5
-# Examples held out to choose by: a tenth, and no more than this.
-_MOST_HELD = 256
 # Parameters up to which the normal matrix is formed.
-_MOST_UNKNOWNS = 6144
+_MOST_UNKNOWNS = 2500
 
 
 class Sizes(NamedTuple):
@@ -64,21 +66,6 @@ class Sizes(NamedTuple):
         return Sizes(2 * self.heads, 2 * self.neurons)
 
 
-class Subsets(NamedTuple):
-    """Examples to descend on, others to choose by, and the error that only an exact block has."""
-
-    train: Examples
-    select: Examples
-    exact: float
-
-    def error(self, block: Block) -> float:
-        """Relative and squared, on the examples to choose by."""
-        return relative_error(block, self.select)
-
-    def is_met(self, block: Block) -> bool:
-        return self.error(block) < self.exact
-
-
 @in_float64
 def learn_block(
     examples: Examples, wanted: BlockClass, run: Run, options: BlockOptions
@@ -88,7 +75,7 @@ def learn_block(
     Cost: of an attempt, `steps` passes over a batch, and some tens of Gauss-Newton steps over a few
     hundred examples. Trust: a heuristic; what it returns is for the judge.
     """
-    data = _split(examples, run.seed)
+    data = split(examples, run.seed)
     train, exact = data.train, data.exact
     sizes = _student_sizes(wanted, options)
     best: Block | None = None
@@ -99,13 +86,23 @@ def learn_block(
         student = anneal_student(train, wanted, sizes, attempt, strength, run, options, linear)
         loss = data.error(student)
         run.emit("student", attempt, loss, detail=f"{student!r}, on held-out examples")
+        if _is_large(student):
+            found = _refine(student, loss, data, run, options, f"Gauss-Newton {attempt + 1}")
+            if (now := data.error(found)) < best_loss or best is None:
+                best, best_loss = found, now
+            linear = linear and not (now < exact and best.feed_forward.linear is None)
+            if best_loss < exact and best.feed_forward.linear is None:
+                break
+            if loss < _HOPELESS:  # of one that is not, more patience is tried first
+                sizes = _next_sizes(sizes, found, wanted)
+            continue
         found = prune(student, train, _TOLERANCES[-1], wanted.n_heads, wanted.hidden)
         if (crude := data.error(found)) < best_loss or best is None:
             best, best_loss = found, crude
         for tolerance in _TOLERANCES if loss < _HOPELESS else ():
             pruned = prune(student, train, tolerance, wanted.n_heads, wanted.hidden)
             stage = f"Gauss-Newton {attempt + 1}"
-            found = _descend(pruned, train, run, options, stage)
+            found = _descend(pruned, data, run, options, stage)
             loss = data.error(found)
             if not loss < exact:
                 found, loss = _merge_near(found, loss, data, run, options, stage)
@@ -137,7 +134,7 @@ def try_class(examples: Examples, wanted: BlockClass, run: Run, options: BlockOp
 
     Cost: a quarter of a first student. Trust: a heuristic, which decides about no more than order.
     """
-    data = _split(examples, run.seed)
+    data = split(examples, run.seed)
     short = replace(options, steps=max(1, options.steps // 4))
     sizes, strength = _student_sizes(wanted, options), options.strengths[0]
     student = anneal_student(data.train, wanted, sizes, 0, strength, run, short, linear=True)
@@ -146,24 +143,30 @@ def try_class(examples: Examples, wanted: BlockClass, run: Run, options: BlockOp
     return loss if math.isfinite(loss) else math.inf
 
 
-def exact_error(examples: Examples) -> float:
-    """Relative squared error below which a block is exact, for labels of their precision."""
-    return max(_EXACT, _ROUNDED * label_precision(examples).unit ** 2)
+def _is_large(block: Block) -> bool:
+    return block.parametrisation.straightened().size() > _MOST_UNKNOWNS
 
 
-def _split(examples: Examples, seed: int) -> Subsets:
-    order = generator(seed, Stream.SELECT_SPLIT).permutation(examples.n)
-    held = min(max(1, examples.n // 10), _MOST_HELD)
-    return Subsets(
-        examples.subset(np.sort(order[held:])),
-        examples.subset(np.sort(order[:held])),
-        exact_error(examples),
-    )
+def _refine(
+    student: Block, loss: float, data: Subsets, run: Run, options: BlockOptions, stage: str
+) -> Block:
+    """A large student made small and exact, where it is worth that."""
+    if not loss < _HOPELESS:
+        return student
+    found = refine(student, data, run, options, stage)
+    if data.is_met(found):
+        found = _turn_over(_shrink(found, data, run, options), data, run, options)
+    return found
 
 
 def _student_sizes(wanted: BlockClass, options: BlockOptions) -> Sizes:
     d = wanted.design.attention.d
     heads, neurons = _OPEN_HEADS, _OPEN_NEURONS * d
+    if d > _FEW_FEATURES:
+        heads, neurons = _MORE_HEADS, _MORE_NEURONS * d
+    if wanted.design.attention.head_dim is not None:
+        usual = wanted.design.attention.usual_heads()
+        heads = max(usual + 1, math.ceil(options.surplus * usual))
     if wanted.n_heads is not None:
         heads = max(wanted.n_heads + 1, math.ceil(options.surplus * wanted.n_heads))
     if wanted.hidden is not None:
@@ -209,19 +212,24 @@ def anneal_student(
     start = kind.init(generator(run.seed, Stream.BLOCK_STARTS, attempt))
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], start)
     steps = options.steps * (attempt + 1)
-    schedule = Schedule(
-        cosine_rates(options.rate, steps), np.geomspace(strength, _FADE * strength, steps)
-    )
-    walk = anneal(
-        params,
-        problem,
-        run,
-        schedule,
-        FirstOrderOptions(block=500, batch=options.batch, single=True),
-        stage=f"student {attempt + 1}",
-        weights={name: float("norm" not in name) for name in params},
-        rng=generator(run.seed, Stream.BLOCK_STARTS, attempt, 1),
-    )
+    d = wanted.design.attention.d
+    rate, strength = options.rate * min(1.0, _WIDTH / d) ** 0.5, strength * min(1.0, _WIDTH / d)
+    schedule = Schedule(cosine_rates(rate, steps), np.geomspace(strength, _FADE * strength, steps))
+    tokens = options.batch * train.k
+    if jax.default_backend() != "cpu":
+        tokens = max(tokens, _TOKENS)
+    # Tensor cores' products in single precision have three digits, and gradients then no more.
+    with jax.default_matmul_precision("highest"):
+        walk = anneal(
+            params,
+            problem,
+            run,
+            schedule,
+            FirstOrderOptions(block=500, batch=-(-tokens // train.k), single=True),
+            stage=f"student {attempt + 1}",
+            weights={name: float("norm" not in name) for name in params},
+            rng=generator(run.seed, Stream.BLOCK_STARTS, attempt, 1),
+        )
     found = jax.tree.map(lambda leaf: np.asarray(leaf[0], np.float64), walk.params)
     finite = all(np.isfinite(leaf).all() for leaf in found.values())
     return problem.to_layer(found if finite else start)
@@ -242,28 +250,28 @@ def _merge_near(
         if merged.hidden == size or run.is_over():
             continue
         size = merged.hidden
-        found = _descend(merged, data.train, run, options, stage)
+        found = _descend(merged, data, run, options, stage)
         if (now := data.error(found)) < loss:
             block, loss = found, now
         if loss < data.exact:
             return block, loss
-    found = _descend(block, data.train, run, options, stage, _STEPS)
+    found = _descend(block, data, run, options, stage, _STEPS)
     return found, data.error(found)
 
 
 def _descend(
     block: Block,
-    train: Examples,
+    data: Subsets,
     run: Run,
     options: BlockOptions,
     stage: str,
     max_steps: int = _FIRST_STEPS,
 ) -> Block:
     """Gauss-Newton on as many examples as the block needs; then, if that was exact, no more."""
-    kind = block.parametrisation.straightened()
-    if kind.size() > _MOST_UNKNOWNS:
-        return block
-    limit = train.counting_limit(replace(block.design, linear=False).architecture)
+    if _is_large(block):
+        return descend_with_metric(block, data, run, options, stage, max_steps)
+    train, kind = data.train, block.parametrisation.straightened()
+    limit = train.counting_limit(block.design.without_linear)
     count = min(train.n, max(64, math.ceil(options.examples * limit)))
     problem = make_problem(train.sample(count, run.seed), kind)
     found = descend_densely(
@@ -284,7 +292,7 @@ def _shrink(block: Block, data: Subsets, run: Run, options: BlockOptions) -> Blo
                 return block
             tolerance = _TOLERANCES[0]
             continue
-        found = _descend(smaller, data.train, run, options, "Gauss-Newton, smaller")
+        found = _descend(smaller, data, run, options, "Gauss-Newton, smaller")
         if not data.is_met(found):
             return block
         block = found
@@ -297,5 +305,5 @@ def _turn_over(block: Block, data: Subsets, run: Run, options: BlockOptions) -> 
     turned = block.canonical(tolerance=max(1e-8, _OFF * data.error(block) ** 0.5))
     if block.feed_forward.linear is None or turned.feed_forward.linear is not None:
         return block
-    found = _descend(turned, data.train, run, options, "Gauss-Newton, turned over")
+    found = _descend(turned, data, run, options, "Gauss-Newton, turned over")
     return found if data.is_met(found) else block
