@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ _FLOOR = 1e-6
 _WORKSPACE = 2**23
 
 
+@runtime_checkable
 class HasMatrices(Protocol):
     """What a parametrisation must offer."""
 
@@ -84,7 +85,8 @@ def measure_metric(kind: Any, params: Params, examples: Chunk, seed: int = 0) ->
         name: (share * np.maximum(leaf, _FLOOR * largest_entry)) ** -0.5
         for name, leaf in diagonal.items()
     }
-    return jax.tree.map(jnp.asarray, Metric(sides, scales))
+    made: Metric = jax.tree.map(jnp.asarray, Metric(sides, scales))  # type: ignore[arg-type]
+    return made
 
 
 def _half(matrix: Float64) -> Float64:

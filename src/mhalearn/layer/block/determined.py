@@ -122,7 +122,7 @@ def _neurons(ff: Arrays, design: BlockDesign) -> Arrays:
         if side in ff
     }
     down = ff["down"]
-    sides = ["up"] if design.act.is_gated else []
+    sides: list[Any] = ["up"] if design.act.is_gated else []
     if design.act.scales:
         sides.append("gate" if design.act.is_gated else "up")
     for side in sides:

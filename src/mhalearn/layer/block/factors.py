@@ -63,7 +63,7 @@ def _shown(heads: Factors, design: BlockDesign) -> Factors:
     d = design.attention.d
     seen = hyperplane(design.norm_kind, d)
     if design.norm == "post":
-        return heads._replace(out=np.asarray(heads.out) @ seen)
+        return heads._replace(out=np.asarray(heads.out) @ seen)  # type: ignore[arg-type]
     query = np.asarray(heads.query)
     query = np.concatenate([seen @ query[:, :d], query[:, d:]], axis=1)
     key, value = seen @ np.asarray(heads.key), seen @ np.asarray(heads.value)

@@ -140,10 +140,11 @@ def _leave_out(
     right = gram @ outputs  # what the student itself puts out
     columns = places = list(range(len(gram)))
     hidden, gone = ff.hidden, 0
-    inverse = found = np.zeros((0, 0))
+    inverse: Float64 = np.zeros((0, 0))
+    found: Float64 = inverse
     while hidden > 1:
         if not len(inverse) or hidden <= _FEW or gone >= _ANEW:
-            inverse, gone = np.linalg.inv(_regular(gram, columns)), 0
+            inverse, gone = np.linalg.inv(_regular(gram, columns)), 0  # type: ignore[assignment]
             found, places = inverse @ right[columns], columns.copy()
         among = len(places) - (len(columns) - hidden)  # of these places, the neurons
         alive = np.isin(places[:among], columns)
