@@ -158,19 +158,21 @@ COLUMNS += ["CPU s", "error", "held-out", "commits"]
 def describe(row: Record) -> str:
     """What was learned, and from which tokens where they are not the usual ones."""
     said = [row["case"]] + ([f"k = {row['k']}"] if "k" in row else [])
-    return ", ".join(said + ([row["inputs"]] if "inputs" in row else []))
+    said += [row["inputs"]] if "inputs" in row else []
+    return ", ".join(said + ([f"beside {row['beside']} other fits"] if "beside" in row else []))
 
 
 def lines(records: list[Record]) -> list[list[str]]:
-    """The cells of a table, a line for each layer, N, method and device.
+    """The cells of a table, a line for each layer, N, method, device and commit.
 
     Seconds are those of the longest fit that compiled and of the longest that did not, errors are
     medians.
     """
     found, groups = [], {}
     for row in records:
-        groups.setdefault((describe(row), row["n"], row["method"], row["device"]), []).append(row)
-    for (case, n, method, device), rows in sorted(groups.items(), key=str):
+        key = describe(row), row["n"], row["method"], row["device"], row["code"]
+        groups.setdefault(key, []).append(row)
+    for (case, n, method, device, _), rows in sorted(groups.items(), key=str):
         done = [row for row in rows if "crashed" not in row]
         if not done:
             crashed = f"0/{len(rows)}: crashed"
