@@ -125,8 +125,8 @@ ones. The norms' epsilon is taken at the caller's word; activation and norms are
 among candidates (`activation="auto"`, `norm="auto"`). Sequences of one token are learned from
 like all others, and not used first. Not measured: d = 16 with norms after, d = 64
 (`benchmarks/large_blocks.py --part d64`), blocks of trained models (`--part trained`), how few
-examples suffice (`--part few`), and a whole model layer by layer. What a block leaves over is not tested for its cause, and the studio does not know
-blocks.
+examples suffice (`--part few`), and a whole model layer by layer. What a block leaves over is not
+tested for its cause, and the studio does not know blocks.
 """
 
 
