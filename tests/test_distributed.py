@@ -177,7 +177,7 @@ for worth in (np.inf, 0.0):
     before = before._replace(damping=np.full(1, 10.0))
     # Signs that the preconditioner draws go with an example's place among the devices, and the
     # step is solved for up to a tolerance: without it sums alone can make a difference.
-    with patch.object(gauss_newton, "_precondition", lambda state, problem: None):
+    with patch.object(gauss_newton, "_precondition", lambda *point: None):
         after = take_step(before, problem, JOINT)
     assert np.abs(after.params.query - before.params.query).max() > 1e-3  # it was taken
     queries.append(np.asarray(after.params.query))
