@@ -21,6 +21,7 @@ from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk, sum_over_chunks
 from mhalearn.layer.factored import Factored, Factors, merge_heads
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.learners.newton.decoding import decode_heads
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
 from mhalearn.learners.newton.penalty_path import follow_penalty
 from mhalearn.run.outcome import Candidate, Outcome
@@ -52,6 +53,8 @@ _PROMISING = 1e-2
 # One that leaves less than this has found its heads: more steps would do slowly what those of
 # Gauss-Newton do fast.
 _FOUND = 1e-5
+# Heads of this loss were decoded: nothing is left to fade.
+_DECODED = 1e-6
 # Losses at which heads are merged while Gauss-Newton steps fade the penalty; at the last it ends.
 _FOLLOWED = (1e-5, 1e-12)
 # Attempts, and times the counting limit of examples that polish the layer.
@@ -94,6 +97,7 @@ def learn_factored(
             layer = learn_once(
                 problem,
                 part,
+                few,
                 run,
                 most=architecture.n_heads,
                 attempt=attempt,
@@ -112,6 +116,7 @@ def learn_factored(
 def learn_once(
     problem: Problem,
     part: Problem,
+    examples: Examples,
     run: Run,
     *,
     most: int | None,
@@ -120,7 +125,7 @@ def learn_once(
 ) -> AttentionLayer | None:
     """One attempt: a student, its descent, its canonical form, and that polished; None: diverged.
 
-    part: some of the examples, enough for polish. most: heads to keep at most, None where the
+    part, examples: some of the examples, enough for polish. most: heads to keep at most, None where the
     count is open. Later attempts have more heads.
     Cost: O(k m (d h + k h)) an example and step. Trust: a heuristic.
     """
@@ -135,10 +140,11 @@ def learn_once(
         return None
     heads = merge_heads(heads, _ALIKE, _SAME, most=most)
     run.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
+    heads, loss = decode_heads(heads, examples, part, run, stage=stage)
     if loss > _PROMISING:
         return problem.to_layer(heads)
     strength, name = _FADED * penalty, f"{stage}, fading"
-    for goal in _FOLLOWED:
+    for goal in _FOLLOWED if loss > _DECODED else ():
         heads, strength = follow_penalty(heads, part, run, strength, goal=goal, stage=name)
         heads = merge_heads(heads, _ALIKE, _SAME, most=most)
     return _polish(heads, part, problem, run, f"{stage}, polish")
