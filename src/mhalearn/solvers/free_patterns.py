@@ -29,6 +29,8 @@ from mhalearn.solvers.damping import IDLE, IDLE_STEPS, update_damping
 
 # What is added to the Gram matrix of an example's directions, over their mean square.
 _RIDGE = 1e-13
+# Times that projections on them are refined, which takes the ridge and the Gram matrix's rounding out.
+_REFINED = 3
 # Entries of the bases of these spaces that are held in single precision: 1 GiB on a CPU.
 _BASES = 2**28
 # Doubles of a chunk, and of the dimensions of the outputs those that patterns may take.
@@ -236,8 +238,10 @@ def _decode(
     middle = jnp.einsum("brd,mdh,mhe->bre", mean, writers.value, writers.out, optimize=True)
     middle = middle + jnp.sum(writers.bias, axis=0)
     right = (chunk.labels - middle) * inside[..., None]
-    along = jnp.where(seen, right @ base.mT, 0.0)
-    left = right - along @ base
+    along, left = jnp.zeros((*right.shape[:2], base.shape[1])), right
+    for _ in range(_REFINED):
+        more = jnp.where(seen, left @ base.mT, 0.0)
+        along, left = along + more, left - more @ base
     found = (along @ half).reshape(b, k, k - 1, m)
     patterns = even[:, :, None] + jnp.einsum("brtm,jt->brmj", found, contrasts)
     single = jnp.einsum("bstm,jt->bsmj", half.reshape(b, -1, k - 1, m), contrasts)

@@ -21,9 +21,11 @@ from mhalearn.solvers.cg import conjugate_gradients
 from mhalearn.solvers.damping import IDLE, IDLE_STEPS, update_damping
 from mhalearn.solvers.free_patterns import Decoded, Sequences
 
-# Entries below so many standard deviations say nothing; at so many more they count half. What no
-# arithmetic in doubles decodes.
-_SEEN, _HALF, _ROUNDING = 3.0, 30.0, 1e-12
+# Entries below so many standard deviations say nothing. What no arithmetic in doubles decodes.
+_SEEN, _ROUNDING = 3.0, 1e-15
+# Standard deviations at which entries count half, one after the other. A log is known as well as its
+# entry is large; counted like that from the first, few entries would say everything, slowly.
+HALVES = (1e3, 1e6, 1e9, 1e12)
 _DAMPING, _CG_STEPS, _TINY = 1e-3, 60, 1e-26
 # Of the squares of logits: what is left where joint steps on examples go on.
 _CLOSE = 1e-6
@@ -49,8 +51,8 @@ _BY_HEAD = Measured(None, None, 0, 0)  # type: ignore[arg-type]
 
 
 @in_float64
-def measure_logits(decoded: Decoded, data: Sequences, key_vector: bool) -> Measured:
-    """What decoded patterns say of logits.
+def measure_logits(decoded: Decoded, data: Sequences, key_vector: bool, half: float) -> Measured:
+    """What decoded patterns say of logits, with entries of `half` standard deviations counted half.
 
     True patterns are not negative: how far decoded ones fall below zero tells each head's errors.
     """
@@ -58,13 +60,14 @@ def measure_logits(decoded: Decoded, data: Sequences, key_vector: bool) -> Measu
     if key_vector:
         queries = jnp.concatenate([queries, jnp.ones((*queries.shape[:3], 1))], axis=-1)
     rows = max(1, int(jnp.sum(data.visible > 0)) * data.labels.shape[-1])
-    logits, worth = _measure(decoded.patterns, decoded.spread, data.visible, decoded.squared / rows)
+    noise = decoded.squared / rows
+    logits, worth = _measure(decoded.patterns, decoded.spread, data.visible, noise, half)
     return Measured(queries, data.tokens, logits, worth)
 
 
 @compiled
 def _measure(
-    patterns: Array, spread: Array, visible: Array, noise: Array
+    patterns: Array, spread: Array, visible: Array, noise: Array, half: Array
 ) -> tuple[Array, Array]:
     patterns, spread = (jnp.moveaxis(part, 3, 0) for part in (patterns, spread))
     inside = jnp.arange(patterns.shape[-1]) < visible[..., None]
@@ -74,7 +77,8 @@ def _measure(
     variance = jnp.maximum(seen_below, noise)[:, None, None, None, None] * spread
     deviation = jnp.sqrt(variance) + _ROUNDING
     seen = inside & (patterns > _SEEN * deviation)
-    worth = jnp.where(seen, patterns**2 / (patterns**2 + (_HALF * deviation) ** 2), 0.0)
+    enough = jnp.minimum(half * deviation, 1.0)
+    worth = jnp.where(seen, patterns**2 / (patterns**2 + enough**2), 0.0)
     return _centred(jnp.log(jnp.where(seen, patterns, 1.0)), worth), worth
 
 
@@ -86,14 +90,14 @@ def _centred(logits: Array, worth: Array) -> Array:
 
 @in_float64
 def regress_logits(
-    measured: Measured, rank: int, run: Run, *, stage: str, max_steps: int = 40
+    start: Readers, measured: Measured, run: Run, *, stage: str, max_steps: int = 40
 ) -> tuple[Readers, Float64]:
-    """Theta of that rank for each head, and by head what is left of the squares of its logits.
+    """Theta of the start's rank for each head, and by head what is left of the squares of its logits.
 
     Cost: some tens of forward passes a step. Trust: a heuristic, whose landscape is benign where
     measurements are several times the unknowns.
     """
-    at = spectral_start(measured, rank)
+    at = start
     total, size = (np.maximum(np.asarray(part), 1e-300) for part in _sizes(measured))
     here = np.asarray(_squares(at, measured))
     damping, idle = np.full(len(here), _DAMPING), np.zeros(len(here))

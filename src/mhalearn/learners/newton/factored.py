@@ -53,8 +53,8 @@ _PROMISING = 1e-2
 # One that leaves less than this has found its heads: more steps would do slowly what those of
 # Gauss-Newton do fast.
 _FOUND = 1e-5
-# Heads of this loss were decoded: nothing is left to fade.
-_DECODED = 1e-6
+# Heads of this loss were decoded: nothing is left to fade. Below the second, nothing is left to do.
+_DECODED, _EXACT = 1e-6, 1e-26
 # Losses at which heads are merged while Gauss-Newton steps fade the penalty; at the last it ends.
 _FOLLOWED = (1e-5, 1e-12)
 # Attempts, and times the counting limit of examples that polish the layer.
@@ -125,8 +125,8 @@ def learn_once(
 ) -> AttentionLayer | None:
     """One attempt: a student, its descent, its canonical form, and that polished; None: diverged.
 
-    part, examples: some of the examples, enough for polish. most: heads to keep at most, None where the
-    count is open. Later attempts have more heads.
+    part, examples: some of the examples, enough for polish. most: heads to keep at most, None where
+    the count is open. Later attempts have more heads.
     Cost: O(k m (d h + k h)) an example and step. Trust: a heuristic.
     """
     guess = problem.architecture.heads
@@ -141,7 +141,7 @@ def learn_once(
     heads = merge_heads(heads, _ALIKE, _SAME, most=most)
     run.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
     heads, loss = decode_heads(heads, examples, part, run, stage=stage)
-    if loss > _PROMISING:
+    if loss > _PROMISING or loss < _EXACT:
         return problem.to_layer(heads)
     strength, name = _FADED * penalty, f"{stage}, fading"
     for goal in _FOLLOWED if loss > _DECODED else ():
