@@ -10,6 +10,7 @@ from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.judge.block_rank_test import run_block_rank_test
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
+from mhalearn.judge.pattern_rank_test import run_pattern_rank_test
 from mhalearn.judge.projected_rank_test import run_projected_rank_test
 from mhalearn.judge.randomised_rank_test import NULL_TOLERANCE, RankTest, run_rank_test
 from mhalearn.judge.residuals import Residuals
@@ -85,6 +86,9 @@ def _ask(
 ) -> RankTest | None:
     """About a random direction; None of heads of which that is not known."""
     if isinstance(layer, AttentionLayer):
+        found = run_pattern_rank_test(layer, inputs, architecture, watch=watch)
+        if found is not None and found.null_component < NULL_TOLERANCE:
+            return found
         return run_rank_test(layer, inputs, architecture, watch=watch)
     if isinstance(layer, ProjectedLayer):
         return run_projected_rank_test(layer, inputs, watch=watch)

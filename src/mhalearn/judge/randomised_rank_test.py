@@ -103,7 +103,7 @@ def run_rank_test(
     at = question.params
     flat, unflatten = ravel_pytree(at)
     u = jnp.asarray(rng.standard_normal(flat.size))
-    changes = partial(_measure_changes, at)
+    changes = partial(measure_changes, at)
     whole = changes(unflatten(u))
     left, null_component, weakest, asked_more = u, 1.0, np.inf, False
     for round_ in range(_ROUNDS):
@@ -259,14 +259,14 @@ def smallest_eigenvalue(found: CGResult) -> float:
     return float(scipy.linalg.eigvalsh_tridiagonal(diagonal, beside)[0])
 
 
-def _measure_changes(at: DenseHeads | Factors, step: DenseHeads | Factors) -> Float64:
+def measure_changes(at: DenseHeads | Factors, step: DenseHeads | Factors) -> Float64:
     """Norms of the changes of every Theta and W, and of the bias; none of d x d matrices is made
     of factors."""
     if isinstance(at, Factors):
         query, key, value, out, _ = (np.asarray(part) for part in at)
         to_query, to_key, to_value, to_out, to_bias = (np.asarray(part) for part in step)
-        theta = _norms([to_query, query], [key.swapaxes(1, 2), to_key.swapaxes(1, 2)])
-        w = _norms([to_value, value], [out, to_out])
+        theta = norms_of_products([to_query, query], [key.swapaxes(1, 2), to_key.swapaxes(1, 2)])
+        w = norms_of_products([to_value, value], [out, to_out])
         return np.concatenate([theta, w, np.linalg.norm(to_bias, axis=1)])
     theta, w = map(np.asarray, step)
     m, _, d = theta.shape
@@ -275,7 +275,7 @@ def _measure_changes(at: DenseHeads | Factors, step: DenseHeads | Factors) -> Fl
     return np.array([np.linalg.norm(row) for row in rows])
 
 
-def _norms(lefts: list[Float64], rights: list[Float64]) -> Float64:
+def norms_of_products(lefts: list[Float64], rights: list[Float64]) -> Float64:
     """|L_1 R_1 + L_2 R_2| for each head, with no matrix of d x d."""
     left, right = np.concatenate(lefts, axis=2), np.concatenate(rights, axis=1)
     triangle = np.linalg.qr(left, mode="r")

@@ -1,7 +1,7 @@
 """What heads write, by variable projection over attention patterns: no Theta is asked for.
 
-A row of an example X is y = c + sum_i p_i X W_i with patterns p_i that sum to one. Whatever Theta is,
-a row that sees k tokens lies in an affine space of m (k - 1) dimensions, which X, W and c alone
+A row of an example X is y = c + sum_i p_i X W_i with patterns p_i that sum to one. Whatever Theta
+is, a row that sees k tokens lies in an affine space of m (k - 1) dimensions, which X, W and c alone
 decide. While these are fewer than e, the part of a row outside of that space is a residual without
 patterns in it (Golub & Pereyra 1973), and its minimum is the true W and c. Patterns are eliminated
 row by row, however sharp attention is, and read off in the end.
@@ -10,8 +10,9 @@ The directions of an example are orthonormalised token by token, so that those o
 which are all that an early row of a causal layer sees, come first.
 """
 
+from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +25,14 @@ from mhalearn._runtime.threads import one_lapack_thread
 from mhalearn._runtime.types import Array, Float, Float64, Int
 from mhalearn.layer.batches import sum_over_chunks
 from mhalearn.run.run import Run
-from mhalearn.solvers.cg import conjugate_gradients
-from mhalearn.solvers.damping import IDLE, IDLE_STEPS, update_damping
+from mhalearn.solvers.cg import CGResult, conjugate_gradients
+from mhalearn.solvers.damping import IDLE_STEPS, update_damping
 
 # What is added to the Gram matrix of an example's directions, over their mean square.
 _RIDGE = 1e-13
-# Times that projections on them are refined, which takes the ridge and the Gram matrix's rounding out.
+# The share of a singular value's square from which on that decides it.
+_DECIDED = 0.1
+# Times that projections on them are refined: the ridge and the Gram matrix's rounding go out.
 _REFINED = 3
 # Entries of the bases of these spaces that are held in single precision: 1 GiB on a CPU.
 _BASES = 2**28
@@ -39,8 +42,12 @@ _CHUNK, _FILLED = 2**25, 0.8
 _EQUATIONS = 12.0
 # Damping at first, over the root of what is left; conjugate-gradient steps of a step.
 _DAMPING, _CG_STEPS = 1e-2, 100
+# What these may leave of the right side.
+_FINEST, _COARSEST = 1e-4, 1e-2
 # Shares of the label energy: what is rounding, and from where on a step without a gain is the last.
 _ROUNDING, _NEAR = 1e-26, 1e-18
+# A step that gains less than this part is idle: heads too many make the way long.
+_SLOW = 0.5
 
 
 class Writers(NamedTuple):
@@ -71,6 +78,14 @@ class Decoded(NamedTuple):
     bases: Float[Array, "c b s e"]  # orthonormal, in single precision
     left: Float[Array, "c b r e"]
     squared: float  # sum of the squares of what is left
+
+
+class Step(NamedTuple):
+    """A step in W and c, by how much it lowers the squares, and the search that found it."""
+
+    change: Writers
+    predicted: Array
+    search: CGResult
 
 
 class Written(NamedTuple):
@@ -119,7 +134,7 @@ def make_sequences(
     chunks = -(-n // size)
     size = -(-n // chunks)
 
-    def cut(array: NDArray) -> Array:
+    def cut(array: NDArray[Any]) -> Array:
         whole = np.zeros((chunks * size, *array.shape[1:]), array.dtype)
         whole[:n] = array[:n]
         return jnp.asarray(whole.reshape(chunks, size, *array.shape[1:]))
@@ -146,21 +161,21 @@ def project_patterns(
     energy = float(jnp.sum(data.labels**2)) or 1.0
     here, damping, idle = decode(start, data), _DAMPING, 0
     at = start
-    for step in range(max_steps):
-        run.emit(stage, step, here.squared / energy)
+    for number in range(max_steps):
+        run.emit(stage, number, here.squared / energy)
         near = here.squared < _NEAR * energy
         ended = idle >= (1 if near else IDLE_STEPS) or here.squared < _ROUNDING * energy
         if ended or run.is_over() or not np.isfinite(here.squared):
             break
         level = min(1.0, (here.squared / energy) ** 0.5)
-        change, predicted = _solve(
-            at, data, here.patterns, here.bases, here.left, damping * level * energy, level
-        )
-        trial = jax.tree.map(jnp.add, at, change)
+        rough = here.patterns, here.bases
+        tolerance = min(max(level, _FINEST), _COARSEST)
+        step = solve_step(at, data, *rough, here.left, damping * level * energy, tolerance)
+        trial = jax.tree.map(jnp.add, at, step.change)
         there = decode(trial, data)
         gain = here.squared - there.squared
-        damping = float(update_damping(damping, gain / max(float(predicted), 1e-300), np))
-        idle = 0 if gain > IDLE * here.squared else idle + 1
+        damping = float(update_damping(damping, gain / max(float(step.predicted), 1e-300), np))
+        idle = 0 if gain > _SLOW * here.squared else idle + 1
         if gain > 0:
             at, here = trial, there
     return Written(at, here, here.squared / energy)
@@ -169,12 +184,35 @@ def project_patterns(
 @in_float64
 def decode(writers: Writers, data: Sequences) -> Decoded:
     """The best patterns of every row, chunk by chunk."""
-    parts = []
+    parts = [_decode(writers, chunk, half) for chunk, half in _each(writers, data)]
+    patterns, spread, bases, left = (
+        jnp.stack(each) for each in zip(*(arrays for arrays, _ in parts), strict=True)
+    )
+    return Decoded(
+        patterns, spread, bases, left, float(sum(float(squared) for _, squared in parts))
+    )
+
+
+@in_float64
+def outside(writers: Writers, data: Sequences, patterns: Array, change: Writers) -> Array:
+    """What a change of W and c changes, at fixed patterns, outside of the spaces of patterns."""
+    chunks = zip(patterns, _each(writers, data), strict=True)
+    parts = [_outside(writers, change, chunk, given, half) for given, (chunk, half) in chunks]
+    return jnp.stack(parts)
+
+
+@in_float64
+def widest(writers: Writers, data: Sequences) -> float:
+    """By how much patterns may change, at most, for outputs that change by one; infinite where that
+    is not known."""
+    return max(float(_widest(writers, chunk, half)) for chunk, half in _each(writers, data))
+
+
+def _each(writers: Writers, data: Sequences) -> Iterator[tuple[Sequences, Array]]:
+    """The chunks, each with what makes its directions orthonormal."""
     for number in range(data.tokens.shape[0]):
         chunk = jax.tree.map(lambda leaf, number=number: leaf[number], data)
-        parts.append(_decode(writers, chunk, _half_inverse(_gram(writers, chunk))))
-    *arrays, squared = zip(*parts, strict=True)
-    return Decoded(*(jnp.stack(each) for each in arrays), float(sum(map(float, squared))))
+        yield chunk, _half_inverse(_gram(writers, chunk))
 
 
 def _contrasts(k: int) -> Float64:
@@ -228,7 +266,7 @@ def _half_inverse_on_device(gram: Array) -> Array:
 @compiled
 def _decode(
     writers: Writers, chunk: Sequences, half: Array
-) -> tuple[Array, Array, Array, Array, Array]:
+) -> tuple[tuple[Array, Array, Array, Array], Array]:
     b, k, _ = chunk.tokens.shape
     m, contrasts = len(writers.value), _contrasts(k)
     seen, inside = _seen(chunk, m), chunk.visible > 0
@@ -238,29 +276,68 @@ def _decode(
     middle = jnp.einsum("brd,mdh,mhe->bre", mean, writers.value, writers.out, optimize=True)
     middle = middle + jnp.sum(writers.bias, axis=0)
     right = (chunk.labels - middle) * inside[..., None]
-    along, left = jnp.zeros((*right.shape[:2], base.shape[1])), right
-    for _ in range(_REFINED):
-        more = jnp.where(seen, left @ base.mT, 0.0)
-        along, left = along + more, left - more @ base
+    along, left = _split(right, base, seen)
     found = (along @ half).reshape(b, k, k - 1, m)
     patterns = even[:, :, None] + jnp.einsum("brtm,jt->brmj", found, contrasts)
     single = jnp.einsum("bstm,jt->bsmj", half.reshape(b, -1, k - 1, m), contrasts)
     spread = jnp.einsum("brs,bsmj->brmj", seen.astype(half.dtype), single**2)
-    return patterns, spread, base.astype(jnp.float32), left, jnp.sum(left**2)
+    return (patterns, spread, base.astype(jnp.float32), left), jnp.sum(left**2)
+
+
+def _split(right: Array, base: Array, seen: Array) -> tuple[Array, Array]:
+    """Coefficients of rows along their directions, and what is outside of these."""
+    along, left = jnp.zeros((*right.shape[:2], base.shape[1])), right
+    for _ in range(_REFINED):
+        more = jnp.where(seen, left @ base.mT, 0.0)
+        along, left = along + more, left - more @ base
+    return along, left
 
 
 @compiled
-def _solve(
+def _outside(
+    writers: Writers, change: Writers, chunk: Sequences, patterns: Array, half: Array
+) -> Array:
+    base = half @ _directions(writers, chunk)
+    rows = _move(writers, change, chunk, patterns)
+    return _split(rows, base, _seen(chunk, len(writers.value)))[1]
+
+
+@compiled
+def _widest(writers: Writers, chunk: Sequences, half: Array) -> Array:
+    """By the Frobenius norm of inverses, which is no less than one over a singular value; where the
+    ridge decides that, nothing is known."""
+    along = _directions(writers, chunk)
+    some = jnp.any(along != 0, axis=2)
+    ridge = _RIDGE * jnp.mean(jnp.sum(along**2, axis=2), axis=1)
+    squares = jnp.sum(jnp.where(some[:, None], half, 0.0) ** 2, axis=(1, 2))
+    return jnp.max(jnp.where(squares * ridge < _DECIDED, squares**0.5, jnp.inf))
+
+
+def _move(writers: Writers, step: Writers, chunk: Sequences, patterns: Array) -> Array:
+    """How a step changes the rows, at fixed patterns."""
+
+    def mix(value: Array) -> Array:
+        values = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, value)
+        return jnp.einsum("brmj,bjmh->brmh", patterns, values)
+
+    outputs = jnp.einsum("brmh,mhe->bre", mix(step.value), writers.out)
+    outputs += jnp.einsum("brmh,mhe->bre", mix(writers.value), step.out)
+    outputs += jnp.sum(step.bias, axis=0)
+    return outputs * (chunk.visible > 0)[..., None]
+
+
+@compiled
+def solve_step(
     writers: Writers,
     data: Sequences,
     patterns: Array,
     bases: Array,
     left: Array,
-    damping: Array,
-    level: Array,
-) -> tuple[Writers, Array]:
-    """A step in W and c at fixed patterns, seen outside of the spaces of patterns; and by how much
-    it lowers the squares."""
+    damping: Array | float,
+    tolerance: Array | float,
+) -> Step:
+    """The step that changes the rows, outside of the spaces of patterns, as `left` says. In single
+    precision: what it leaves is for another."""
     exact, unflatten = ravel_pytree(jax.tree.map(jnp.zeros_like, writers))
     writers, data, patterns = in_single(writers), in_single(data), in_single(patterns)
     light = ravel_pytree(writers)[1]
@@ -268,15 +345,7 @@ def _solve(
 
     def change(part: tuple[Sequences, Array, Array], step: Writers) -> Array:
         chunk, patterns, base = part
-
-        def mix(value: Array) -> Array:
-            values = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, value)
-            return jnp.einsum("brmj,bjmh->brmh", patterns, values)
-
-        outputs = jnp.einsum("brmh,mhe->bre", mix(step.value), writers.out)
-        outputs += jnp.einsum("brmh,mhe->bre", mix(writers.value), step.out)
-        outputs += jnp.sum(step.bias, axis=0)
-        outputs = outputs * (chunk.visible > 0)[..., None]
+        outputs = _move(writers, step, chunk, patterns)
         along = jnp.where(_seen(chunk, len(writers.value)), outputs @ base.mT, 0.0)
         return outputs - along @ base
 
@@ -287,15 +356,16 @@ def _solve(
     def apply(step: Array) -> Array:
         moved = light(step)
         total = sum_over_chunks(lambda part: pull(part, change(part, moved)), parts)
-        return ravel_pytree(total)[0] + damping.astype(step.dtype) * step
+        return ravel_pytree(total)[0] + jnp.asarray(damping, step.dtype) * step
 
     scale = jnp.sqrt(jnp.mean(left**2)) + 1e-300
     with jax.default_matmul_precision("highest"):
         scaled = (left / scale).astype(jnp.float32)
         slope = sum_over_chunks(lambda part: pull(part[0], part[1]), (parts, scaled))
         right = ravel_pytree(slope)[0]
-        tolerance = jnp.clip(level, 1e-4, 1e-2).astype(right.dtype)
-        found = conjugate_gradients(apply, lambda v: v, right, tolerance, _CG_STEPS)
+        found = conjugate_gradients(
+            apply, lambda v: v, right, jnp.asarray(tolerance, right.dtype), _CG_STEPS
+        )
     step = found.solution.astype(exact.dtype)
     predicted = jnp.vdot(step, right.astype(exact.dtype)) + damping * jnp.vdot(step, step)
-    return unflatten(scale * step), scale**2 * predicted
+    return Step(unflatten(scale * step), scale**2 * predicted, found)

@@ -1,8 +1,8 @@
 """Attention matrices from attention patterns: a regression of log-odds, without softmax.
 
-Where a row attends to tokens a and b, log(p_a / p_b) = x_r Theta (x_a - x_b) is linear in Theta. Each
-head is a problem of its own, of recovering a matrix of low rank from linear measurements: it begins
-at the matrix whose singular vectors the measurements themselves show.
+Where a row attends to tokens a and b, log(p_a / p_b) = x_r Theta (x_a - x_b) is linear in Theta.
+Each head is a problem of its own, of recovering a matrix of low rank from linear measurements: it
+begins at the matrix whose singular vectors the measurements themselves show.
 """
 
 from functools import partial
@@ -17,16 +17,18 @@ from mhalearn._runtime.programs import compiled, in_float64, in_single
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.layer.batches import sum_over_chunks
 from mhalearn.run.run import Run
-from mhalearn.solvers.cg import conjugate_gradients
+from mhalearn.solvers.cg import CGResult, conjugate_gradients
 from mhalearn.solvers.damping import IDLE, IDLE_STEPS, update_damping
 from mhalearn.solvers.free_patterns import Decoded, Sequences
 
 # Entries below so many standard deviations say nothing. What no arithmetic in doubles decodes.
 _SEEN, _ROUNDING = 3.0, 1e-15
-# Standard deviations at which entries count half, one after the other. A log is known as well as its
-# entry is large; counted like that from the first, few entries would say everything, slowly.
+# Standard deviations at which entries count half, one after the other. A log is known as well as
+# its entry is large; counted like that from the first, few entries would say everything, slowly.
 HALVES = (1e3, 1e6, 1e9, 1e12)
 _DAMPING, _CG_STEPS, _TINY = 1e-3, 60, 1e-26
+# What these may leave of the right side.
+_FINEST, _COARSEST = 1e-4, 1e-2
 # Of the squares of logits: what is left where joint steps on examples go on.
 _CLOSE = 1e-6
 
@@ -56,13 +58,34 @@ def measure_logits(decoded: Decoded, data: Sequences, key_vector: bool, half: fl
 
     True patterns are not negative: how far decoded ones fall below zero tells each head's errors.
     """
-    queries = data.tokens
-    if key_vector:
-        queries = jnp.concatenate([queries, jnp.ones((*queries.shape[:3], 1))], axis=-1)
     rows = max(1, int(jnp.sum(data.visible > 0)) * data.labels.shape[-1])
     noise = decoded.squared / rows
     logits, worth = _measure(decoded.patterns, decoded.spread, data.visible, noise, half)
-    return Measured(queries, data.tokens, logits, worth)
+    return Measured(list_queries(data, key_vector), data.tokens, logits, worth)
+
+
+def list_queries(data: Sequences, key_vector: bool) -> Float[Array, "c b r q"]:
+    """The tokens, with a constant where keys have a vector of their own."""
+    if not key_vector:
+        return data.tokens
+    return jnp.concatenate([data.tokens, jnp.ones((*data.tokens.shape[:3], 1))], axis=-1)
+
+
+@compiled
+def attend(readers: Readers, queries: Array, data: Sequences) -> Float[Array, "c b r m j"]:
+    """Patterns; none of padding."""
+
+    def of_chunk(part: tuple[Array, Sequences]) -> Array:
+        queries, chunk = part
+        asked = jnp.einsum("brq,mqh->brmh", queries, readers.query)
+        keys = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, readers.key)
+        seen = jnp.arange(chunk.tokens.shape[1]) < chunk.visible[..., None]
+        scores = jnp.einsum("brmh,bjmh->brmj", asked, keys)
+        found = jax.nn.softmax(scores, axis=-1, where=seen[:, :, None])
+        return jnp.where(seen[:, :, None], found, 0.0)
+
+    found: Array = jax.lax.map(of_chunk, (queries, data))
+    return found
 
 
 @compiled
@@ -72,8 +95,9 @@ def _measure(
     patterns, spread = (jnp.moveaxis(part, 3, 0) for part in (patterns, spread))
     inside = jnp.arange(patterns.shape[-1]) < visible[..., None]
     below = inside & (patterns < 0)
-    squares = jnp.sum(jnp.where(below, patterns**2 / jnp.maximum(spread, 1e-300), 0.0), (1, 2, 3, 4))
-    seen_below = squares / jnp.maximum(jnp.sum(below, (1, 2, 3, 4)), 1)
+    squares = jnp.where(below, patterns**2 / jnp.maximum(spread, 1e-300), 0.0)
+    axes = 1, 2, 3, 4
+    seen_below = jnp.sum(squares, axes) / jnp.maximum(jnp.sum(below, axes), 1)
     variance = jnp.maximum(seen_below, noise)[:, None, None, None, None] * spread
     deviation = jnp.sqrt(variance) + _ROUNDING
     seen = inside & (patterns > _SEEN * deviation)
@@ -92,7 +116,7 @@ def _centred(logits: Array, worth: Array) -> Array:
 def regress_logits(
     start: Readers, measured: Measured, run: Run, *, stage: str, max_steps: int = 40
 ) -> tuple[Readers, Float64]:
-    """Theta of the start's rank for each head, and by head what is left of the squares of its logits.
+    """Theta of the start's rank by head, and what is left of the squares of each head's logits.
 
     Cost: some tens of forward passes a step. Trust: a heuristic, whose landscape is benign where
     measurements are several times the unknowns.
@@ -101,17 +125,19 @@ def regress_logits(
     total, size = (np.maximum(np.asarray(part), 1e-300) for part in _sizes(measured))
     here = np.asarray(_squares(at, measured))
     damping, idle = np.full(len(here), _DAMPING), np.zeros(len(here))
-    for step in range(max_steps):
-        run.emit(stage, step, float(np.max(here / size)))
+    for number in range(max_steps):
+        run.emit(stage, number, float(np.max(here / size)))
         going = (here > _TINY * size) & (idle < np.where(here < _CLOSE * size, 1, IDLE_STEPS))
         if not going.any() or run.is_over():
             break
         level = np.minimum(1.0, np.sqrt(here / size))
-        change, predicted = _solve(at, measured, damping * level * total, level)
-        trial = jax.tree.map(jnp.add, at, change)
+        tolerance = np.clip(level, _FINEST, _COARSEST)
+        left = score_residual(at, measured)
+        step = solve_scores(at, measured, left, damping * level * total, tolerance)
+        trial = jax.tree.map(jnp.add, at, step.change)
         there = np.asarray(_squares(trial, measured))
         gain = here - there
-        ratio = gain / np.maximum(np.asarray(predicted), 1e-300)
+        ratio = gain / np.maximum(np.asarray(step.predicted), 1e-300)
         damping = np.asarray(update_damping(damping, ratio, np))
         idle = np.where(gain > IDLE * here, 0, idle + 1)
         taken = jnp.asarray(gain > 0)[:, None, None]
@@ -185,29 +211,63 @@ def _squares(readers: Readers, measured: Measured) -> Float[Array, " m"]:
     return of_head(readers, measured)
 
 
+class ScoreStep(NamedTuple):
+    """A step of each head, by how much it lowers its squares, and the search that found it."""
+
+    change: Readers
+    predicted: Float[Array, " m"]
+    search: CGResult
+
+
 @compiled
-def _solve(
-    readers: Readers, measured: Measured, damping: Array, level: Array
-) -> tuple[Readers, Array]:
-    """A damped Gauss-Newton step of each head, and by how much it lowers the squares."""
-    return jax.vmap(_solve_head, in_axes=(0, _BY_HEAD, 0, 0))(readers, measured, damping, level)
+def score_residual(readers: Readers, measured: Measured) -> Float[Array, "m c b r j"]:
+    """Logits less those of Theta, times their worth."""
+
+    @partial(jax.vmap, in_axes=(0, _BY_HEAD))
+    def of_head(readers: Readers, measured: Measured) -> Array:
+        found: Array = jax.lax.map(
+            lambda part: part.worth * (part.logits - _scores(readers, part)), measured
+        )
+        return found
+
+    return of_head(readers, measured)
+
+
+@compiled
+def score_change(readers: Readers, measured: Measured, change: Readers) -> Array:
+    """How a change of the factors changes the logits, times their worth."""
+
+    @partial(jax.vmap, in_axes=(0, _BY_HEAD, 0))
+    def of_head(readers: Readers, measured: Measured, change: Readers) -> Array:
+        found: Array = jax.lax.map(
+            lambda part: part.worth * _score_change(readers, part, change), measured
+        )
+        return found
+
+    return of_head(readers, measured, change)
+
+
+def _score_change(readers: Readers, part: Measured, change: Readers) -> Array:
+    return jax.jvp(partial(_scores, part=part), (readers,), (change,))[1]
+
+
+@compiled
+def solve_scores(
+    readers: Readers, measured: Measured, left: Array, damping: Array, tolerance: Array
+) -> ScoreStep:
+    """The damped Gauss-Newton step of each head towards what is left of its logits, times their
+    worth. In single precision: what it leaves is for another."""
+    of_heads = jax.vmap(_solve_head, in_axes=(0, _BY_HEAD, 0, 0, 0))
+    return ScoreStep(*of_heads(readers, measured, left, damping, tolerance))
 
 
 def _solve_head(
-    readers: Readers, measured: Measured, damping: Array, level: Array
-) -> tuple[Readers, Array]:
+    readers: Readers, measured: Measured, left: Array, damping: Array, tolerance: Array
+) -> tuple[Readers, Array, CGResult]:
     exact, unflatten = ravel_pytree(jax.tree.map(jnp.zeros_like, readers))
-
-    def residual(part: Measured) -> Array:
-        return part.worth * (part.logits - _scores(readers, part))
-
-    left = jax.lax.map(residual, measured)
     scale = jnp.max(jnp.abs(left)) + 1e-300
     rough, light_data = in_single(readers), in_single(measured)
     light = ravel_pytree(rough)[1]
-
-    def change(part: Measured, step: Readers) -> Array:
-        return jax.jvp(partial(_scores, part=part), (rough,), (step,))[1]
 
     def pull(part: Measured, scores: Array) -> Readers:
         found: Readers = jax.vjp(partial(_scores, part=part), rough)[1](scores)[0]
@@ -216,7 +276,7 @@ def _solve_head(
     def apply(step: Array) -> Array:
         parts = light(step)
         total = sum_over_chunks(
-            lambda part: pull(part, part.worth * change(part, parts)), light_data
+            lambda part: pull(part, part.worth * _score_change(rough, part, parts)), light_data
         )
         return ravel_pytree(total)[0] + damping.astype(step.dtype) * step
 
@@ -224,8 +284,9 @@ def _solve_head(
         scaled = (left / scale).astype(jnp.float32)
         slope = sum_over_chunks(lambda part: pull(part[0], part[1]), (light_data, scaled))
         right = ravel_pytree(slope)[0]
-        tolerance = jnp.clip(level, 1e-4, 1e-2).astype(right.dtype)
-        found = conjugate_gradients(apply, lambda v: v, right, tolerance, _CG_STEPS)
+        found = conjugate_gradients(
+            apply, lambda v: v, right, tolerance.astype(right.dtype), _CG_STEPS
+        )
     step = found.solution.astype(exact.dtype)
     predicted = jnp.vdot(step, right.astype(exact.dtype)) + damping * jnp.vdot(step, step)
-    return unflatten(scale * step), scale**2 * predicted
+    return unflatten(scale * step), scale**2 * predicted, found

@@ -5,17 +5,22 @@ outputs than patterns can explain, the rest is three problems without softmax in
 projection over patterns, patterns by least squares, and each Theta by a regression of log-odds.
 """
 
+from functools import partial
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mhalearn._runtime.programs import in_float64
 from mhalearn.data import Examples
-from mhalearn.layer.factored import Factors
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.factored import Factors, merge_heads
 from mhalearn.run.run import Run
 from mhalearn.solvers.free_patterns import (
     Sequences,
     Writers,
     Written,
+    longest,
     make_sequences,
     project_patterns,
 )
@@ -29,14 +34,24 @@ from mhalearn.solvers.score_regression import (
     spectral_start,
 )
 
-# Heads that write less, against the one that writes most, are none.
-_NONE = 1e-6
-# Of the label energy: a projection that leaves less has found W, whatever Theta does.
-_FOUND = 1e-12
+# Heads closer than the first, against their own size, or than the second, against the largest of
+# all, are the same, and those that are smaller than the second are none.
+ALIKE, SAME = 0.4, 0.05
 # Of the squares of a head's logits: more, and its regression is tried from another start.
 _STALLED = 1e-4
+# The share of examples that must be short.
+_MOST = 0.5
+# Below this loss nothing is left to do.
+EXACT = 1e-26
 # Steps at each finer weight of logits.
 _FINER_STEPS = 8
+
+
+def is_decodable(examples: Examples, architecture: Architecture) -> bool:
+    """Whether most examples are short enough for their patterns to be told from their outputs."""
+    _, _, lengths = examples.arrays()
+    short = lengths <= longest(architecture.heads, architecture.outputs)
+    return bool(np.mean(short) >= _MOST)
 
 
 @in_float64
@@ -44,28 +59,31 @@ def decode_heads(
     heads: Factors, examples: Examples, problem: Problem, run: Run, *, stage: str
 ) -> tuple[Factors, float]:
     """The decoded heads and their loss where they fit better than the given ones, which else come
-    back.
+    back. Heads that turn out to be parts of one are merged, and decoded again.
 
     Cost: some ten steps of some tens of forward passes. Trust: a heuristic, from W within half of
     their size; whether it ended well is seen in the loss.
     """
     before = loss_of(heads, problem)
-    a = problem.architecture
-    sequences = _sequences(examples, problem, len(heads.value))
-    if sequences is None:
-        return heads, before
-    start = Writers(heads.value, heads.out, heads.bias)
-    written = project_patterns(start, sequences, run, stage=f"{stage}, projections")
-    kept = _writing(written.writers)
-    if not kept.all():
-        fewer = jax.tree.map(lambda leaf: leaf[kept], written.writers)
-        written = project_patterns(fewer, sequences, run, stage=f"{stage}, projections")
-        heads = jax.tree.map(lambda leaf: leaf[kept], heads)
-    readers = _readers(written, sequences, heads, a.bias, run, f"{stage}, log-odds")
-    decoded = Factors(*readers, *written.writers)
-    after = loss_of(decoded, problem)
-    run.emit(stage, loss=after, detail=f"decoded, {before:.1e} before")
-    return (decoded, after) if after < before or written.loss < _FOUND else (heads, before)
+    best, best_loss = heads, before
+    found: Factors | None = heads
+    while found is not None and not run.is_over():
+        heads, n_heads = found, len(found.value)
+        sequences = _sequences(examples, problem, n_heads)
+        if sequences is None:
+            break
+        start = Writers(heads.value, heads.out, heads.bias)
+        written = project_patterns(start, sequences, run, stage=f"{stage}, projections")
+        bias = problem.architecture.bias
+        readers = _readers(written, sequences, heads, bias, run, f"{stage}, log-odds")
+        decoded = Factors(*readers, *written.writers)
+        loss = loss_of(decoded, problem)
+        run.emit(stage, loss=loss, detail=f"{n_heads} heads decoded, {best_loss:.1e} before")
+        if loss < best_loss or loss < EXACT:
+            best, best_loss = decoded, loss
+        merged = merge_heads(decoded, ALIKE, SAME)
+        found = merged if len(merged.value) < n_heads else None
+    return best, best_loss
 
 
 def _sequences(examples: Examples, problem: Problem, n_heads: int) -> Sequences | None:
@@ -80,30 +98,20 @@ def _sequences(examples: Examples, problem: Problem, n_heads: int) -> Sequences 
     )
 
 
-def _writing(writers: Writers) -> np.ndarray:
-    """Which heads write anything."""
-    value, out = (np.asarray(part) for part in (writers.value, writers.out))
-    sizes = np.array([np.linalg.norm(left @ right) for left, right in zip(value, out, strict=True)])
-    return np.asarray(sizes > _NONE * sizes.max())
-
-
 def _readers(
     written: Written, sequences: Sequences, heads: Factors, bias: bool, run: Run, stage: str
 ) -> Readers:
     """Theta of each head, from where its logits say, else from where descent left it."""
-    first, *rest = (measure_logits(written.decoded, sequences, bias, half) for half in HALVES)
-    start = spectral_start(first, heads.query.shape[-1])
-    found, left = regress_logits(start, first, run, stage=stage)
-    late = np.flatnonzero(left > _STALLED)
-    if len(late):
-        again = first._replace(logits=first.logits[late], worth=first.worth[late])
-        other, less = regress_logits(
-            Readers(heads.query[late], heads.key[late]), again, run, stage=f"{stage}, again"
-        )
-        better = less < left[late]
-        found = jax.tree.map(
-            lambda one, two: one.at[late[better]].set(two[better]), found, other
-        )
-    for finer in rest:
-        found, _ = regress_logits(found, finer, run, stage=stage, max_steps=_FINER_STEPS)
+    first, *finer = HALVES
+    measured = measure_logits(written.decoded, sequences, bias, first)
+    start = spectral_start(measured, heads.query.shape[-1])
+    found, left = regress_logits(start, measured, run, stage=stage)
+    if np.any(left > _STALLED):
+        start = Readers(heads.query, heads.key)
+        other, less = regress_logits(start, measured, run, stage=f"{stage}, again")
+        better = jnp.asarray(less < left)[:, None, None]
+        found = jax.tree.map(partial(jnp.where, better), other, found)
+    for half in finer:
+        measured = measure_logits(written.decoded, sequences, bias, half)
+        found, _ = regress_logits(found, measured, run, stage=stage, max_steps=_FINER_STEPS)
     return found

@@ -21,7 +21,7 @@ from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk, sum_over_chunks
 from mhalearn.layer.factored import Factored, Factors, merge_heads
 from mhalearn.layer.layer import AttentionLayer
-from mhalearn.learners.newton.decoding import decode_heads
+from mhalearn.learners.newton.decoding import ALIKE, EXACT, SAME, decode_heads, is_decodable
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
 from mhalearn.learners.newton.penalty_path import follow_penalty
 from mhalearn.run.outcome import Candidate, Outcome
@@ -36,6 +36,8 @@ _RATE, _FADING, _FADED = 0.08, 0.7, 1e-3
 _BLOCK = 100
 # Steps for so many features, on a CPU and on an accelerator; more features need as many times more.
 _STEPS_CPU, _STEPS, _WIDTH = 4000, 8000, 384
+# Steps of the first attempt where heads can be decoded, which asks for no more than rough ones.
+_ROUGH_STEPS = 2000
 # Up to this many times the counting limit of examples, a penalty that fades so many times slower
 # finds heads that are else lost among surplus ones.
 _SCARCE, _PATIENCE = 12.0, 4
@@ -43,9 +45,6 @@ _SCARCE, _PATIENCE = 12.0, 4
 _BATCH_CPU, _BATCH = 2**10, 2**13
 # A head whose factors' norms have a smaller product attends evenly, or writes nothing.
 _DEAD = 0.03
-# Heads closer than this are the same, and smaller ones are none, against the largest of all. Heads
-# closer than the second, against their own size, learn the same one and are yet to meet.
-_SAME, _ALIKE = 0.05, 0.4
 # Steps before the rank is looked at, and singular values that count as none, over the largest.
 _FIRST_STEPS, _NO_RANK = 12, 0.02
 # A student that leaves more than this share of the labels is hardly worth polish.
@@ -53,8 +52,8 @@ _PROMISING = 1e-2
 # One that leaves less than this has found its heads: more steps would do slowly what those of
 # Gauss-Newton do fast.
 _FOUND = 1e-5
-# Heads of this loss were decoded: nothing is left to fade. Below the second, nothing is left to do.
-_DECODED, _EXACT = 1e-6, 1e-26
+# Heads of this loss were decoded: nothing is left to fade.
+_DECODED = 1e-6
 # Losses at which heads are merged while Gauss-Newton steps fade the penalty; at the last it ends.
 _FOLLOWED = (1e-5, 1e-12)
 # Attempts, and times the counting limit of examples that polish the layer.
@@ -84,9 +83,10 @@ def learn_factored(
     if start is not None and architecture.n_heads in (None, start.n_heads):
         selection.offer(polish(start, part, run, stage="resumed").layer)
     checkpoint = run.checkpoint
-    steps = float(_STEPS_CPU if jax.default_backend() == "cpu" else _STEPS)
-    steps *= max(1.0, examples.d / _WIDTH)
-    steps *= 1 if train.n >= _SCARCE * limit else _PATIENCE
+    usual = _STEPS_CPU if jax.default_backend() == "cpu" else _STEPS
+    first = _ROUGH_STEPS if is_decodable(few, guess) else usual
+    longer = max(1.0, examples.d / _WIDTH)
+    longer *= 1 if train.n >= _SCARCE * limit else _PATIENCE
     for attempt in range(_ATTEMPTS):
         name = f"attempt {attempt + 1}"
         if checkpoint.recall(name) is not None:
@@ -94,6 +94,7 @@ def learn_factored(
         if not checkpoint.begun(name) and (selection.loss < exact or run.is_over()):
             break
         with checkpoint.within(name):
+            steps = first if attempt == 0 else usual * (attempt + 1)
             layer = learn_once(
                 problem,
                 part,
@@ -101,7 +102,7 @@ def learn_factored(
                 run,
                 most=architecture.n_heads,
                 attempt=attempt,
-                steps=round(steps / _BLOCK) * _BLOCK * (attempt + 1),
+                steps=round(longer * steps / _BLOCK) * _BLOCK,
             )
             if layer is not None:
                 selection.offer(layer)
@@ -138,15 +139,15 @@ def learn_once(
     heads, loss = anneal_factors(heads, problem, run, steps, rng, penalty, stage=stage)
     if not all(np.isfinite(part).all() for part in heads):
         return None
-    heads = merge_heads(heads, _ALIKE, _SAME, most=most)
+    heads = merge_heads(heads, ALIKE, SAME, most=most)
     run.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
     heads, loss = decode_heads(heads, examples, part, run, stage=stage)
-    if loss > _PROMISING or loss < _EXACT:
+    if loss > _PROMISING or loss < EXACT:
         return problem.to_layer(heads)
     strength, name = _FADED * penalty, f"{stage}, fading"
     for goal in _FOLLOWED if loss > _DECODED else ():
         heads, strength = follow_penalty(heads, part, run, strength, goal=goal, stage=name)
-        heads = merge_heads(heads, _ALIKE, _SAME, most=most)
+        heads = merge_heads(heads, ALIKE, SAME, most=most)
     return _polish(heads, part, problem, run, f"{stage}, polish")
 
 

@@ -1,0 +1,234 @@
+"""What examples leave open about a layer whose patterns its outputs show, without softmax.
+
+A change of W, c and of the patterns together that no output shows is one of W and c that nothing
+shows outside of the spaces of patterns (`free_patterns`). Where only none is, the patterns do not
+change either, if their directions are independent; nor then the log-odds, which are linear in Theta
+(`score_regression`). A random direction is asked about each of the two, as in
+`randomised_rank_test`; sharp attention, which is what makes that one slow, is in neither.
+
+With |J u| <= r, S the part of J of W and c outside of the spaces, s its smallest singular value, D
+the directions, and L the log-odds of entries, those of h counted half,
+
+    |dW| <= r / s,   |dp| <= (r + |J_W| |dW|) / min sigma(D),   |dTheta| <= |dp| / (h sigma_min(L)).
+"""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from mhalearn._runtime.programs import in_float64
+from mhalearn._runtime.seeds import Stream, generator
+from mhalearn._runtime.types import Array, Float64
+from mhalearn.data import Examples
+from mhalearn.judge.feature_units import layer_in_feature_units, measure_feature_sizes
+from mhalearn.judge.randomised_rank_test import (
+    NULL_TOLERANCE,
+    RankTest,
+    norms_of_products,
+    smallest_eigenvalue,
+)
+from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.factored import Factored, Factors
+from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.units import Units
+from mhalearn.run.watch import Watch
+from mhalearn.solvers.free_patterns import (
+    Sequences,
+    Writers,
+    decode,
+    make_sequences,
+    outside,
+    solve_step,
+    widest,
+)
+from mhalearn.solvers.scaled_problem import make_problem
+from mhalearn.solvers.score_regression import (
+    Measured,
+    Readers,
+    attend,
+    list_queries,
+    score_change,
+    solve_scores,
+)
+
+# Conjugate gradients leave this of a right side, and are repeated on what they leave.
+_TOLERANCE, _ROUNDS = 1e-4, 16
+# A round that leaves more than this of what was open is the last.
+_GAIN = 0.9
+# Entries of a pattern that count half.
+_HALF = 1e-4
+# A smallest singular value may be this much smaller than what was found.
+_MARGIN = 2.0
+
+
+class Closed(NamedTuple):
+    """What a random change leaves: its largest share of any matrix, and the smallest singular value
+    that was met."""
+
+    share: float
+    weakest: float
+
+
+@in_float64
+def run_pattern_rank_test(
+    layer: AttentionLayer,
+    examples: Examples,
+    architecture: Architecture,
+    seed: int = 0,
+    *,
+    watch: Watch | None = None,
+) -> RankTest | None:
+    """Ask about one random direction of W and c, and one of every Theta; None where outputs do not
+    tell patterns, or a head has less rank than the architecture.
+
+    Features are in units of their own size, and the amplification in common ones.
+    Cost: some hundred forward passes. Trust: as of `run_rank_test`; bounds are products of bounds,
+    and some orders of magnitude wide.
+    """
+    architecture = architecture.with_heads(layer.n_heads)
+    rng = generator(seed, Stream.RANK_TEST)
+    kind = Factored(architecture)
+    problem = make_problem(examples, kind)
+    sizes = measure_feature_sizes(problem)
+    units = Units(1.0, problem.units.y_scale)
+    scaled = layer_in_feature_units(layer, sizes)
+    at = kind.from_layer(scaled, units)
+    if not kind.has_full_rank(at, scaled, units):
+        return None
+    order = rng.permutation(examples.n)
+    x, y, lengths = examples.arrays()
+    data = make_sequences(
+        np.asarray(x, np.float64)[order] / sizes,
+        np.asarray(y, np.float64)[order] / units.y_scale,
+        lengths[order],
+        heads=layer.n_heads,
+        rank=architecture.ov_rank,
+        causal=architecture.causal,
+    )
+    if data is None:
+        return None
+    writers, readers = Writers(at.value, at.out, at.bias), Readers(at.query, at.key)
+    apart = widest(writers, data)
+    if not math.isfinite(apart):
+        return None
+    queries = list_queries(data, architecture.bias)
+    patterns = attend(readers, queries, data)
+    n = int(np.sum(np.any(np.asarray(data.visible) > 0, axis=2)))
+    if watch is not None:
+        watch.begin(f"rank test of what heads write, {n} examples")
+    written = _ask_writers(writers, data, patterns, rng, watch)
+    if watch is not None:
+        watch.begin(f"rank test of log-odds, {n} examples")
+    read = _ask_readers(readers, data, patterns, queries, rng, watch)
+    share = max(written.share, read.share)
+    if not (share < NULL_TOLERANCE and written.weakest > 0 and read.weakest > 0):
+        return RankTest(share, math.inf, n)
+    of_w = _MARGIN / written.weakest
+    of_patterns = apart * (1 + _steepest_rows(writers, data, patterns) * of_w)
+    of_theta = _MARGIN * of_patterns / (_HALF * read.weakest)
+    theta, w = _steepest(layer, at, sizes, replace(units, x_scale=problem.units.x_scale))
+    return RankTest(share, max(of_theta * theta, of_w * w) / units.y_scale, n)
+
+
+def _ask_writers(
+    writers: Writers,
+    data: Sequences,
+    patterns: Array,
+    rng: np.random.Generator,
+    watch: Watch | None,
+) -> Closed:
+    """About W and c, outside of the spaces of patterns."""
+    bases = decode(writers, data).bases
+    flat, unflatten = ravel_pytree(writers)
+    left, before, weakest = unflatten(jnp.asarray(rng.standard_normal(flat.size))), 1.0, math.inf
+    whole = _changes(writers.value, writers.out, left.value, left.out)
+    whole_bias = float(jnp.linalg.norm(left.bias))
+    for number in range(_ROUNDS):
+        if watch is not None:
+            watch(number, _ROUNDS)
+        rows = outside(writers, data, patterns, left)
+        step = solve_step(writers, data, patterns, bases, rows, 0.0, _TOLERANCE)
+        left = jax.tree.map(jnp.subtract, left, step.change)
+        weakest = min(weakest, smallest_eigenvalue(step.search))
+        share = float(np.max(_changes(writers.value, writers.out, left.value, left.out) / whole))
+        if whole_bias > 0:
+            share = max(share, float(jnp.linalg.norm(left.bias)) / whole_bias)
+        if share < NULL_TOLERANCE or not share < _GAIN * before:
+            break
+        before = share
+    return Closed(share, math.sqrt(max(weakest, 0.0)))
+
+
+def _ask_readers(
+    readers: Readers,
+    data: Sequences,
+    patterns: Array,
+    queries: Array,
+    rng: np.random.Generator,
+    watch: Watch | None,
+) -> Closed:
+    """About every Theta, by the log-odds of its own patterns."""
+    patterns = jnp.moveaxis(patterns, 3, 0)
+    worth = patterns**2 / (patterns**2 + _HALF**2)
+    measured = Measured(queries, data.tokens, jnp.zeros_like(worth), worth)
+    left = Readers(*(jnp.asarray(rng.standard_normal(part.shape)) for part in readers))
+    whole = _changes(readers.query, readers.key.mT, left.query, left.key.mT)
+    m = len(readers.query)
+    before, weakest = 1.0, math.inf
+    for number in range(_ROUNDS):
+        if watch is not None:
+            watch(number, _ROUNDS)
+        logits = score_change(readers, measured, left)
+        step = solve_scores(readers, measured, logits, jnp.zeros(m), jnp.full(m, _TOLERANCE))
+        left = jax.tree.map(jnp.subtract, left, step.change)
+        searches = (jax.tree.map(lambda leaf, i=i: leaf[i], step.search) for i in range(m))
+        weakest = min(weakest, *map(smallest_eigenvalue, searches))
+        share = float(
+            np.max(_changes(readers.query, readers.key.mT, left.query, left.key.mT) / whole)
+        )
+        if share < NULL_TOLERANCE or not share < _GAIN * before:
+            break
+        before = share
+    return Closed(share, math.sqrt(max(weakest, 0.0)))
+
+
+def _changes(left: Array, right: Array, to_left: Array, to_right: Array) -> Float64:
+    """By how much changes of two factors change their products, to first order."""
+    one, two, of_one, of_two = (np.asarray(part) for part in (left, right, to_left, to_right))
+    return norms_of_products([of_one, one], [two, of_two])
+
+
+def _steepest_rows(writers: Writers, data: Sequences, patterns: Array) -> float:
+    """How far a unit step of W and c moves all rows, at most, at fixed patterns."""
+    means = jnp.einsum("cbrmj,cbjd->cbrmd", patterns, data.tokens)
+    squares = np.asarray(jnp.sum(means**2, axis=(0, 1, 2, 4)))
+    sides = _norms(writers.value) ** 2 + _norms(writers.out) ** 2
+    return math.sqrt(float(np.sum(squares * sides)) + float(jnp.sum(data.visible > 0)))
+
+
+def _steepest(
+    layer: AttentionLayer, at: Factors, sizes: Float64, units: Units
+) -> tuple[float, float]:
+    """How far a unit step of the factors moves a Theta, and a W or the bias, at most, in common
+    units and relative to the size of a head."""
+    bias = at.bias.shape[0] > 0
+    theta = float(np.sqrt(np.mean(np.sum(units.theta(layer, bias) ** 2, axis=(1, 2))))) or 1.0
+    w = float(np.sqrt(np.sum(units.w(layer, bias) ** 2) / layer.n_heads)) or 1.0
+    sizes = sizes / units.x_scale
+    of_queries = np.append(sizes, np.ones(at.query.shape[1] - len(sizes)))
+    query, key, value, out = (np.asarray(part) for part in at[:4])
+    query, key, value = query / of_queries[:, None], key / sizes[:, None], value / sizes[:, None]
+    least, of_query = sizes.min(), of_queries.min()
+    along = np.hypot(_norms(key) / of_query, _norms(query) / least)
+    across = np.hypot(_norms(out) / least, _norms(value))
+    return float(along.max()) / theta, max(float(across.max()), float(bias)) / w
+
+
+def _norms(matrices: Array | Float64) -> Float64:
+    """The largest singular value of each."""
+    return np.asarray(np.linalg.norm(np.asarray(matrices), 2, axis=(-2, -1)))
