@@ -16,8 +16,9 @@ from mhalearn.data.inputs import sample_inputs
 from mhalearn.data.label_precision import label_precision
 from mhalearn.estimator import AttentionRegressor
 from mhalearn.judge import jacobian_spectrum as spectrum
-from mhalearn.judge.certificate import RESOLVED, THRESHOLD
+from mhalearn.judge.certificate import THRESHOLD
 from mhalearn.judge.certify import certify
+from mhalearn.judge.identifiability import RESOLVED
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.residuals import measure_residuals
 from mhalearn.layer.layer import AttentionLayer, load_layer

@@ -20,7 +20,7 @@ from scipy.stats import norm
 
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
-from mhalearn.judge.identifiability import Identifiability, assess_identifiability
+from mhalearn.judge.identifiability import RESOLVED, Identifiability, assess_identifiability
 from mhalearn.judge.open_parameters import OpenParameters
 from mhalearn.judge.randomised_rank_test import NULL_TOLERANCE
 from mhalearn.judge.residuals import Residuals
@@ -36,8 +36,6 @@ from mhalearn.run.watch import Watch
 # Relative error of an example that the distribution-free statement speaks about. Fixed here, before
 # any data are seen, as that statement needs.
 THRESHOLD = 1e-6
-# Error of a parameter, relative to the size of a head, that the residual may leave room for.
-RESOLVED = 1e-2
 
 
 @dataclass(frozen=True)

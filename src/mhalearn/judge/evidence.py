@@ -10,9 +10,10 @@ from mhalearn.data.box import Box
 from mhalearn.data.input_information import Information
 from mhalearn.data.label_precision import Precision, label_precision
 from mhalearn.judge.box_answers import Answers, ask_again
-from mhalearn.judge.certificate import RESOLVED, Certificate, make_certificate
+from mhalearn.judge.certificate import Certificate, make_certificate
 from mhalearn.judge.departures import Departure, find_departures
 from mhalearn.judge.fitted_attention import FittedAttention, look_at
+from mhalearn.judge.identifiability import RESOLVED
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.mask_test import FirstRow, first_row_sees_later, measure_first_row
 from mhalearn.judge.missing_head import OneMoreHead, one_more_head

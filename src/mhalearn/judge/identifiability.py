@@ -24,6 +24,8 @@ from mhalearn.run.watch import OutOfTime, Watch
 
 # Attention below this size, against that of logits of order one, is rounding of no attention.
 _NO_ATTENTION = 1e-10
+# Error of a parameter, relative to the size of a head, that the residual may leave room for.
+RESOLVED = 1e-2
 
 
 class Identifiability(NamedTuple):
@@ -73,21 +75,26 @@ def _assess(
         bound = parameter_bound(layer, spectrum, error * math.sqrt(inputs.n / n))
         intervals = half_widths(spectrum.deviations, width)
         return Identifiability(spectrum.null_dimension, bound, spectrum.theta, intervals)
-    found = _ask(layer, inputs, architecture, watch) if residuals.exact else None
+    found = None
+    scale = error / math.sqrt(n)
+    if residuals.exact:
+        found = _ask(layer, inputs, architecture, scale, watch)
     if found is None:
         return _UNKNOWN
-    bound = found.error_amplification * error * math.sqrt(found.n_examples / n)
     null = 0 if found.null_component < NULL_TOLERANCE else None
-    return Identifiability(null, bound, None, None, found.null_component)
+    return Identifiability(null, found.bound(scale), None, None, found.null_component)
 
 
 def _ask(
-    layer: Layer, inputs: Examples, architecture: Architecture, watch: Watch | None
+    layer: Layer, inputs: Examples, architecture: Architecture, error: float, watch: Watch | None
 ) -> RankTest | None:
-    """About a random direction; None of heads of which that is not known."""
+    """About a random direction; None of heads of which that is not known.
+
+    error: of an example, root mean square. Where patterns tell enough, nothing else is asked.
+    """
     if isinstance(layer, AttentionLayer):
         found = run_pattern_rank_test(layer, inputs, architecture, watch=watch)
-        if found is not None and found.null_component < NULL_TOLERANCE:
+        if found is not None and found.bound(error) <= RESOLVED:
             return found
         return run_rank_test(layer, inputs, architecture, watch=watch)
     if isinstance(layer, ProjectedLayer):

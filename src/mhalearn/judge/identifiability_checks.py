@@ -1,10 +1,11 @@
 """Checks of layers that explain the examples exactly: does another one, too?"""
 
 from mhalearn.data.input_information import ENOUGH_EQUATIONS
-from mhalearn.judge.certificate import RESOLVED, Certificate
+from mhalearn.judge.certificate import Certificate
 from mhalearn.judge.evidence import Evidence
 from mhalearn.judge.finding import Found, check
 from mhalearn.judge.fit_quality import Fit, classify_fit, is_certified_exact
+from mhalearn.judge.identifiability import RESOLVED
 from mhalearn.run.outcome import Outcome
 
 # A parameter that may be off by less than the size of a head is known, if not well.

@@ -61,7 +61,7 @@ _TOLERANCE, _ROUNDS = 1e-4, 16
 # A round that leaves more than this of what was open is the last.
 _GAIN = 0.9
 # Entries of a pattern that count half.
-_HALF = 1e-4
+_HALF = 1e-2
 # A smallest singular value may be this much smaller than what was found.
 _MARGIN = 2.0
 

@@ -67,6 +67,11 @@ class RankTest:
     error_amplification: float
     n_examples: int  # looked at
 
+    def bound(self, error: float) -> float:
+        """How far parameters may be off, where an example's labels are off by that, root mean
+        square."""
+        return self.error_amplification * error * math.sqrt(self.n_examples)
+
 
 @in_float64
 def run_rank_test(

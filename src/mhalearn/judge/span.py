@@ -17,8 +17,8 @@ from scipy.stats import norm
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.data.label_precision import Precision
-from mhalearn.judge.certificate import RESOLVED, Certificate
-from mhalearn.judge.identifiability import half_widths, parameter_bound
+from mhalearn.judge.certificate import Certificate
+from mhalearn.judge.identifiability import RESOLVED, half_widths, parameter_bound
 from mhalearn.judge.jacobian_spectrum import measure_spectrum
 from mhalearn.judge.open_parameters import OpenParameters, describe_open
 from mhalearn.judge.residuals import Residuals, measure_residuals

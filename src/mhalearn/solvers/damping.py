@@ -6,6 +6,8 @@ import jax.numpy as jnp
 
 # A relative squared error of this size is rounding: descent stops there.
 ROUNDING = 1e-27
+# Factors of this loss are not worth the programs of another descent.
+NOTHING_LEFT = 1e-26
 # A step that lowers the objective by less than this part is idle, and so many of them are the end.
 IDLE, IDLE_STEPS = 1e-3, 4
 # Bounds of the damping.

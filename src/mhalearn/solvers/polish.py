@@ -15,7 +15,7 @@ from mhalearn.layer.factored import Factored
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.layer.projected import Projected
 from mhalearn.run.run import Run
-from mhalearn.solvers.damping import ROUNDING
+from mhalearn.solvers.damping import NOTHING_LEFT, ROUNDING
 from mhalearn.solvers.gauss_newton import (
     CUT_SHORT,
     DIRECT,
@@ -111,6 +111,10 @@ def minimise(
     whole = problem if whole is None else whole
     if may_form_normal_matrix(problem):
         return _descend_heads(params, problem, run, stage, max_steps)
+    if isinstance(problem.parametrisation, Factored):
+        loss = loss_of(params, problem)
+        if loss < NOTHING_LEFT:
+            return Minimum(params, loss, True)
     if not (_may_eliminate(problem) or _may_eliminate(whole)):
         gears = _list_gears(problem.parametrisation)
         return _descend(params, problem, run, gears, stage, max_steps, whole)[0]

@@ -25,7 +25,7 @@ from mhalearn.solvers.free_patterns import Decoded, Sequences
 _SEEN, _ROUNDING = 3.0, 1e-15
 # Standard deviations at which entries count half, one after the other. A log is known as well as
 # its entry is large; counted like that from the first, few entries would say everything, slowly.
-HALVES = (1e3, 1e6, 1e9, 1e12)
+HALVES = (1e3, 1e6, 1e9, 1e12, 1e15)
 _DAMPING, _CG_STEPS, _TINY = 1e-3, 60, 1e-26
 # What these may leave of the right side.
 _FINEST, _COARSEST = 1e-4, 1e-2

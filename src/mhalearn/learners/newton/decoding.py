@@ -16,6 +16,7 @@ from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.factored import Factors, merge_heads
 from mhalearn.run.run import Run
+from mhalearn.solvers.damping import NOTHING_LEFT
 from mhalearn.solvers.free_patterns import (
     Sequences,
     Writers,
@@ -41,10 +42,8 @@ ALIKE, SAME = 0.4, 0.05
 _STALLED = 1e-4
 # The share of examples that must be short.
 _MOST = 0.5
-# Below this loss nothing is left to do.
-EXACT = 1e-26
 # Steps at each finer weight of logits.
-_FINER_STEPS = 8
+_FINER_STEPS = 30
 
 
 def is_decodable(examples: Examples, architecture: Architecture) -> bool:
@@ -79,7 +78,7 @@ def decode_heads(
         decoded = Factors(*readers, *written.writers)
         loss = loss_of(decoded, problem)
         run.emit(stage, loss=loss, detail=f"{n_heads} heads decoded, {best_loss:.1e} before")
-        if loss < best_loss or loss < EXACT:
+        if loss < best_loss or loss < NOTHING_LEFT:
             best, best_loss = decoded, loss
         merged = merge_heads(decoded, ALIKE, SAME)
         found = merged if len(merged.value) < n_heads else None

@@ -21,11 +21,12 @@ from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk, sum_over_chunks
 from mhalearn.layer.factored import Factored, Factors, merge_heads
 from mhalearn.layer.layer import AttentionLayer
-from mhalearn.learners.newton.decoding import ALIKE, EXACT, SAME, decode_heads, is_decodable
+from mhalearn.learners.newton.decoding import ALIKE, SAME, decode_heads, is_decodable
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
 from mhalearn.learners.newton.penalty_path import follow_penalty
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
+from mhalearn.solvers.damping import NOTHING_LEFT
 from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, Walk, anneal, cosine_rates
 from mhalearn.solvers.polish import minimise, polish
 from mhalearn.solvers.scaled_problem import Problem, make_problem
@@ -142,7 +143,7 @@ def learn_once(
     heads = merge_heads(heads, ALIKE, SAME, most=most)
     run.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
     heads, loss = decode_heads(heads, examples, part, run, stage=stage)
-    if loss > _PROMISING or loss < EXACT:
+    if loss > _PROMISING or loss < NOTHING_LEFT:
         return problem.to_layer(heads)
     strength, name = _FADED * penalty, f"{stage}, fading"
     for goal in _FOLLOWED if loss > _DECODED else ():
