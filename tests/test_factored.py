@@ -104,9 +104,10 @@ def test_the_narrow_way_is_for_many_narrow_heads():
 
 def test_surplus_heads_vanish_and_the_count_is_found():
     layer = narrow_layer(5, 32, 4)
-    problem = problem_of(examples_of(layer, 700), 8, 4)
+    examples = examples_of(layer, 700)
+    problem = problem_of(examples, 8, 4)
     trace = Run()
-    learned = learn_once(problem, problem, trace, most=None, attempt=0)
+    learned = learn_once(problem, problem, examples, trace, most=None, attempt=0)
     assert learned.n_heads == 5
     assert compare(learned, layer).max_error < 1e-10
     assert any("5 of 10 heads are distinct" in event.detail for event in trace.events)
@@ -206,7 +207,7 @@ def test_surplus_heads_beyond_those_asked_for_are_dropped_with_their_vectors():
     layer = narrow_layer(3, 32, 4, bias=True)
     examples = examples_of(layer, 300)
     problem = problem_of(examples, 2, 4, bias=True)
-    learned = learn_once(problem, problem, Run(), most=2, attempt=0, steps=400)
+    learned = learn_once(problem, problem, examples, Run(), most=2, attempt=0, steps=400)
     assert learned.n_heads == 2
     x, y, _ = examples.arrays()
     assert 0 < np.sum((learned(x) - y) ** 2) < 0.3 * np.sum(y**2)

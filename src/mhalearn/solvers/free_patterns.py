@@ -2,9 +2,10 @@
 
 A row of an example X is y = c + sum_i p_i X W_i with patterns p_i that sum to one. Whatever Theta
 is, a row that sees k tokens lies in an affine space of m (k - 1) dimensions, which X, W and c alone
-decide. While these are fewer than e, the part of a row outside of that space is a residual without
-patterns in it (Golub & Pereyra 1973), and its minimum is the true W and c. Patterns are eliminated
-row by row, however sharp attention is, and read off in the end.
+decide. While these are fewer than e, and k - 1 is less than the rank of every W_i, the part of a
+row outside of that space is a residual without patterns in it (Golub & Pereyra 1973), and its
+minimum is the true W and c. Patterns are eliminated row by row, however sharp attention is, and
+read off in the end.
 
 The directions of an example are orthonormalised token by token, so that those of the first tokens,
 which are all that an early row of a causal layer sees, come first.
@@ -36,7 +37,7 @@ _DECIDED = 0.1
 _REFINED = 3
 # Entries of the bases of these spaces that are held in single precision: 1 GiB on a CPU.
 _BASES = 2**28
-# Doubles of a chunk, and of the dimensions of the outputs those that patterns may take.
+# Doubles of a chunk, and of the dimensions of what is written those that patterns may take.
 _CHUNK, _FILLED = 2**25, 0.8
 # Equations, over unknowns, up to which more examples are taken in.
 _EQUATIONS = 12.0
@@ -96,10 +97,10 @@ class Written(NamedTuple):
     loss: float  # what is left over the label energy
 
 
-def longest(n_heads: int, outputs: int) -> int:
-    """Tokens of the longest sequences whose rows have more outputs than patterns can explain, by a
-    margin."""
-    return 1 + int(_FILLED * outputs / n_heads)
+def longest(n_heads: int, outputs: int, rank: int) -> int:
+    """Tokens of the longest sequences whose rows have more outputs than patterns can explain, and
+    whose heads write in more dimensions than a pattern has, by a margin."""
+    return 1 + int(_FILLED * min(outputs / n_heads, rank))
 
 
 @in_float64
@@ -115,7 +116,7 @@ def make_sequences(
     """As many of the examples that are short enough, from the first on, as W needs and there is
     room for; None: they are too few."""
     e = labels.shape[2]
-    short = (lengths >= 2) & (lengths <= longest(heads, e))
+    short = (lengths >= 2) & (lengths <= longest(heads, e, rank))
     tokens, labels, lengths = tokens[short], labels[short], lengths[short]
     if not len(lengths):
         return None

@@ -49,7 +49,7 @@ _FINER_STEPS = 30
 def is_decodable(examples: Examples, architecture: Architecture) -> bool:
     """Whether most examples are short enough for their patterns to be told from their outputs."""
     _, _, lengths = examples.arrays()
-    short = lengths <= longest(architecture.heads, architecture.outputs)
+    short = lengths <= longest(architecture.heads, architecture.outputs, architecture.ov_rank)
     return bool(np.mean(short) >= _MOST)
 
 

@@ -85,17 +85,18 @@ def learn_factored(
         selection.offer(polish(start, part, run, stage="resumed").layer)
     checkpoint = run.checkpoint
     usual = _STEPS_CPU if jax.default_backend() == "cpu" else _STEPS
-    first = _ROUGH_STEPS if is_decodable(few, guess) else usual
+    counts = [usual * (attempt + 1) for attempt in range(_ATTEMPTS)]
+    if is_decodable(few, guess):
+        counts = [_ROUGH_STEPS, *counts[:-1]]
     longer = max(1.0, examples.d / _WIDTH)
     longer *= 1 if train.n >= _SCARCE * limit else _PATIENCE
-    for attempt in range(_ATTEMPTS):
+    for attempt, steps in enumerate(counts):
         name = f"attempt {attempt + 1}"
         if checkpoint.recall(name) is not None:
             continue
         if not checkpoint.begun(name) and (selection.loss < exact or run.is_over()):
             break
         with checkpoint.within(name):
-            steps = first if attempt == 0 else usual * (attempt + 1)
             layer = learn_once(
                 problem,
                 part,
@@ -142,7 +143,8 @@ def learn_once(
         return None
     heads = merge_heads(heads, ALIKE, SAME, most=most)
     run.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
-    heads, loss = decode_heads(heads, examples, part, run, stage=stage)
+    if loss < _PROMISING:
+        heads, loss = decode_heads(heads, examples, part, run, stage=stage)
     if loss > _PROMISING or loss < NOTHING_LEFT:
         return problem.to_layer(heads)
     strength, name = _FADED * penalty, f"{stage}, fading"
