@@ -199,12 +199,15 @@ def median_of(rows: list[Record], name: str) -> str:
 def bars(records: list[Record]) -> None:
     ours = [row for row in records if row["method"] == "mhalearn" and "crashed" not in row]
     on_gpu = [row for row in ours if "cpu" not in row["device"].lower()]
-    for layer in (1, 3, 5):
-        rows = [row for row in on_gpu if (row["case"], row["n"]) == (f"minilm {layer}", 2048)]
-        exact = sum(is_exact(row) and row["n_heads"] == 12 for row in rows)
+    for layer in range(6):
+        case = f"minilm {layer}"
+        rows = [
+            row for row in on_gpu if (describe(row).split(", beside")[0], row["n"]) == (case, 2048)
+        ]
+        done = sum(row.get("outcome") == "RECOVERED" and is_exact(row) for row in rows)
         slowest = max((row["taken"] for row in rows), default=float("inf"))
-        text = f"layer {layer}, N = 2048: {exact}/{len(rows)} exact, slowest {slowest:.1f} s"
-        say_bar(text, len(rows) >= 5 and exact == len(rows) and slowest <= 20)
+        text = f"layer {layer}, N = 2048: {done}/{len(rows)} RECOVERED, slowest {slowest:.1f} s"
+        say_bar(text, len(rows) >= 5 and done == len(rows) and slowest <= 25)
     few = [row["case"] for row in on_gpu if row["n"] == 1024 and is_exact(row)]
     say_bar(f"N = 1024: exact on {sorted(set(few))}", bool(few))
     for case, n, limit, rows in (
@@ -235,10 +238,12 @@ def main() -> None:
     parser.add_argument("--inputs", default=INPUTS, help="the tokens' law")
     parser.add_argument("--seconds", type=float, default=0.0, help="limit, 0 for none")
     parser.add_argument("--model", help="a safetensors file beside its config.json")
+    parser.add_argument("--beside", type=int, default=0, help="other fits on this machine, to note")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         key = json.loads(options.one)
+        key.pop("beside", None)
         for number, seed in enumerate(key.pop("seeds")):
             found = measure(**key, seed=seed, model=options.model)
             print(json.dumps({"first": number == 0} | found), flush=True)
@@ -258,6 +263,7 @@ def main() -> None:
                 key["seconds"] = options.seconds
                 key |= {"k": options.k} if options.k != K else {}
                 key |= {"inputs": options.inputs} if options.inputs != INPUTS else {}
+                key |= {"beside": options.beside} if options.beside else {}
                 new = [seed for seed in options.seeds if not ledger.find(key | {"seed": seed})]
                 runs = in_a_process(options, key, new) if new else []
                 for seed, found in zip(new, runs, strict=True):

@@ -37,8 +37,8 @@ _RATE, _FADING, _FADED = 0.08, 0.7, 1e-3
 _BLOCK = 100
 # Steps for so many features, on a CPU and on an accelerator; more features need as many times more.
 _STEPS_CPU, _STEPS, _WIDTH = 4000, 8000, 384
-# Steps of the first attempt where heads can be decoded, which asks for no more than rough ones.
-_ROUGH_STEPS = 2000
+# Steps of the first attempt on an accelerator where heads can be decoded, for which rough ones do.
+_ROUGH_STEPS = 3000
 # Up to this many times the counting limit of examples, a penalty that fades so many times slower
 # finds heads that are else lost among surplus ones.
 _SCARCE, _PATIENCE = 12.0, 4
@@ -84,9 +84,10 @@ def learn_factored(
     if start is not None and architecture.n_heads in (None, start.n_heads):
         selection.offer(polish(start, part, run, stage="resumed").layer)
     checkpoint = run.checkpoint
-    usual = _STEPS_CPU if jax.default_backend() == "cpu" else _STEPS
+    on_cpu = jax.default_backend() == "cpu"
+    usual = _STEPS_CPU if on_cpu else _STEPS
     counts = [usual * (attempt + 1) for attempt in range(_ATTEMPTS)]
-    if is_decodable(few, guess):
+    if not on_cpu and is_decodable(few, guess):
         counts = [_ROUGH_STEPS, *counts[:-1]]
     longer = max(1.0, examples.d / _WIDTH)
     longer *= 1 if train.n >= _SCARCE * limit else _PATIENCE
