@@ -59,7 +59,7 @@ from mhalearn.solvers.score_regression import (
 # Conjugate gradients leave this of a right side, and are repeated on what they leave.
 _TOLERANCE, _ROUNDS = 1e-4, 16
 # A round that leaves more than this of what was open is the last.
-_GAIN = 0.9
+_GAIN = 0.5
 # Entries of a pattern that count half, one after the other until a test ends: the smaller they are,
 # the better sharp heads are conditioned, and the wider is the bound.
 _HALVES = (1e-2, 1e-4, 1e-6)
@@ -189,7 +189,9 @@ def _ask_readers(
         if watch is not None:
             watch(number, _ROUNDS)
         logits = score_change(readers, measured, left)
-        step = solve_scores(readers, measured, logits, jnp.zeros(m), jnp.full(m, _TOLERANCE))
+        step = solve_scores(
+            readers, measured, logits, jnp.zeros(m), jnp.full(m, _TOLERANCE, jnp.float64)
+        )
         left = jax.tree.map(jnp.subtract, left, step.change)
         searches = (jax.tree.map(lambda leaf, i=i: leaf[i], step.search) for i in range(m))
         weakest = min(weakest, *map(smallest_eigenvalue, searches))

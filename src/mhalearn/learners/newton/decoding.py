@@ -41,7 +41,9 @@ ALIKE, SAME = 0.4, 0.05
 # Of the squares of a head's logits: more, and its regression is tried from another start.
 _STALLED = 1e-4
 # The share of examples that must be short.
-_MOST = 0.5
+_MOST = 0.9
+# Of the loss before: a projection that leaves more has not found W, and its patterns are none.
+_LITTLE = 1e-3
 # Steps at each finer weight of logits.
 _FINER_STEPS = 30
 
@@ -73,6 +75,8 @@ def decode_heads(
             break
         start = Writers(heads.value, heads.out, heads.bias)
         written = project_patterns(start, sequences, run, stage=f"{stage}, projections")
+        if written.loss > _LITTLE * before:
+            break
         bias = problem.architecture.bias
         readers = _readers(written, sequences, heads, bias, run, f"{stage}, log-odds")
         decoded = Factors(*readers, *written.writers)
