@@ -40,17 +40,18 @@ number. Under a strong penalty both factors of a product would fall to nothing, 
 the other, and a head that is asked for later could not grow: as long as the penalty fades, small
 random factors take the place of dead ones.
 
-What descent has found of W need only be rough, if sequences are shorter than heads are wide. A row
-is y = c + sum p_i X W_i with patterns that sum to one; whatever they are, it lies in an affine space
-of m (k - 1) dimensions that X, W and c decide. **W and c** are found by variable projection: the
-part of the rows outside of these spaces has no patterns in it, and damped Gauss-Newton steps take
-it to rounding in some five steps. **Patterns** follow by least squares, row by row. **Theta**
-follows from their log-odds, log(p_a / p_b) = x Theta (x_a - x_b), a matrix of rank h from linear
-measurements. No softmax is left in any of the three, so that sharp heads, which descent fits to
-single examples before it finds them, are no harder than others (`solvers/free_patterns.py`,
-`solvers/score_regression.py`). Heads that turn out to be parts of one, since their patterns are the
-same, are merged. Of longer sequences Gauss-Newton steps on the factors take the penalty away
-instead, tenfold a step and no faster than the loss falls (`penalty_path.py`).
+What descent has found of W need only be rough, if sequences are shorter than heads are wide. A
+row is y = c + sum p_i X W_i with patterns that sum to one; whatever they are, it lies in an
+affine space of m (k - 1) dimensions that X, W and c decide. **W and c** are found by variable
+projection: the part of the rows outside of these spaces has no patterns in it, and damped
+Gauss-Newton steps take it to rounding in some five steps. **Patterns** follow by least squares,
+row by row. **Theta** follows from their log-odds, log(p_a / p_b) = x Theta (x_a - x_b), a matrix
+of rank h from linear measurements. No softmax is left in any of the three, so that sharp heads,
+which descent fits to single examples before it finds them, are no harder than others
+(`solvers/free_patterns.py`, `solvers/score_regression.py`). Heads that turn out to be parts of
+one, since their patterns are the same, are merged. Of longer sequences Gauss-Newton steps on the
+factors take the penalty away instead, tenfold a step and no faster than the loss falls
+(`penalty_path.py`).
 
 **What is certain.** The normal matrix of such a layer has a hundred thousand rows or more and is
 never formed. Where heads were decoded, the same two problems show its rank
@@ -75,12 +76,14 @@ number of heads and gets the same examples, and 20 seconds for each of its rates
 matched after equal ones are merged.
 
 **Rows are of several commits**, each named in its row. Layers on a GPU are of two: 4f3eb8c, and
-2cb606d before it, whose rank test had one weight of log-odds and which took 2,000 rough steps. Layer 0 ran alone on its GPU; rows "beside 3 other fits" shared it with these, and its
-processor with ten more processes, which about doubles their seconds; only the first fit of a
-process compiled, and beside others not all of it, since they share a cache. Of 4f3eb8c layers 3 and 4, Gaussian
-tokens on layers 1 to 5, and k = 8 and 32 are not measured. NOT_IDENTIFIED at N = 1024 is layer 0, met to 2e-12, whose bound did not resolve a
-parameter then. N = 512 was tried once, on layer 4: no head was found. Adam, and the size of GPT-2,
-are of older commits, and of these GPT-2's layer is of a solver that did not decode.
+2cb606d before it, whose rank test had one weight of log-odds and which took 2,000 rough steps.
+Layer 0 ran alone on its GPU; rows "beside 3 other fits" shared it with these, and its processor
+with ten more processes, which about doubles their seconds; only the first fit of a process
+compiled, and beside others not all of it, since they share a cache. Of 4f3eb8c layers 3 and 4,
+Gaussian tokens on layers 1 to 5, and k = 8 and 32 are not measured. NOT_IDENTIFIED at N = 1024 is
+layer 0, met to 2e-12, whose bound did not resolve a parameter then. N = 512 was tried once, on
+layer 4: no head was found. Adam, and the size of GPT-2, are of older commits, and of these GPT-2's
+layer is of a solver that did not decode.
 
 """
 TEXT = """
@@ -96,10 +99,9 @@ ones. CPU s: seconds of the process on both cores together, compilation included
 clock, beside much other work on the same cores but for rows of e796dd1, which had two cores for
 themselves. Adam has as many CPU seconds as its limit says.
 Layers of all-MiniLM-L6-v2 on text, which want a GPU, are not recovered yet: in a trial of 40,000
-tokens layer 4 ended after its 130 seconds at a held-out error of 2e-3 with 14 heads.
-Commit 44c5a4c, with its
-old results removed, is what became c351160 when it was rebased on others' work; commits of other
-rows are as they are called.
+tokens layer 4 ended after its 130 seconds at a held-out error of 2e-3 with 14 heads. Commit
+44c5a4c, with its old results removed, is what became c351160 when it was rebased on others' work;
+commits of other rows are as they are called.
 
 """
 FIGURE = """
