@@ -15,13 +15,13 @@ from mhalearn.learners.newton.decoding import decode_heads, is_decodable
 from mhalearn.run.run import Run
 from mhalearn.solvers import free_patterns
 from mhalearn.solvers.free_patterns import (
+    UNKNOWN,
     Writers,
     decode,
     longest,
     make_sequences,
     outside,
     project_patterns,
-    widest,
 )
 from mhalearn.solvers.scaled_problem import make_problem
 from mhalearn.solvers.score_regression import (
@@ -49,9 +49,8 @@ def sequences_of(examples, problem, heads=M):
     x, y, lengths = examples.arrays()
     causal = problem.architecture.causal
     units = problem.units
-    return make_sequences(
-        x / units.x_scale, y / units.y_scale, lengths, heads=heads, rank=H, causal=causal
-    )
+    x, y = x / units.x_scale, y / units.y_scale
+    return make_sequences(x, y, lengths, heads=heads, rank=H, causal=causal, only_patterns=True)
 
 
 def writers_of(heads):
@@ -99,18 +98,22 @@ def test_sequences_are_as_many_as_is_needed_short_enough_and_within_memory(monke
     assert longest(12, D, H) == 1 + int(0.8 * D / 12)
     x, y, lengths = examples.arrays()
 
-    def count(x, y, lengths, heads=M, rank=H):
-        found = make_sequences(x, y, lengths, heads=heads, rank=rank, causal=False)
+    def count(x, y, lengths, heads=M, rank=H, only_patterns=True):
+        sizes = {"heads": heads, "rank": rank, "only_patterns": only_patterns}
+        found = make_sequences(x, y, lengths, **sizes, causal=False)
         return 0 if found is None else int(np.sum(np.any(np.asarray(found.visible) > 0, axis=2)))
 
     assert count(x, y, lengths) == N
     assert count(x, y, lengths, heads=8) == 0  # rows of five tokens have too few outputs for these
     assert count(x[:2], y[:2], lengths[:2]) == 0  # too few equations
     assert count(x, y, np.ones(N, np.int64)) == 0  # one token says nothing of W and c apart
-    monkeypatch.setattr(free_patterns, "_BASES", 20 * M * (K - 1) * D)
-    assert count(x, y, lengths) == 20
+    assert count(x, y, lengths, only_patterns=False) == 48
+    monkeypatch.setattr(free_patterns, "_HELD", 20 * M * (K - 1) * D)
+    assert count(x, y, lengths, only_patterns=False) == 20
     monkeypatch.setattr(free_patterns, "_EQUATIONS", 1.0)
-    assert count(x, y, lengths) == 8  # 18 outputs of each of 4 rows are free of patterns
+    assert (
+        count(x, y, lengths, only_patterns=False) == 8
+    )  # 18 outputs of each of 4 rows are free of patterns
 
 
 @in_float64
@@ -129,20 +132,25 @@ def test_a_change_is_seen_outside_of_the_spaces_of_patterns_only():
 
 
 @in_float64
-def test_how_far_patterns_may_move_is_bounded_by_singular_values():
+def test_how_far_an_entry_may_move_is_a_row_of_the_inverse_and_unknown_where_there_is_none():
     _, examples, problem, heads = case()
     data, writers = sequences_of(examples, problem), writers_of(heads)
-    bound = widest(writers, data)
+    found = np.concatenate(decode(writers, data, only_patterns=True).spread)
     w = np.einsum("mdh,mhe->mde", writers.value, writers.out)
-    contrasts = np.linalg.qr(np.concatenate([np.ones((K, 1)), np.eye(K)[:, 1:]], 1))[0][:, 1:]
-    tokens = np.concatenate(np.asarray(data.tokens))[:N]
-    spaces = np.einsum("jt,njd,mde->ntme", contrasts, tokens, w).reshape(N, -1, D)
-    least = np.linalg.svd(spaces, compute_uv=False)[:, -1].min()
-    assert 1 / least <= bound * (1 + 1e-9) <= (M * (K - 1)) ** 0.5 / least * 1.001
+    for example in (0, 7):
+        tokens = np.concatenate(np.asarray(data.tokens))[example]
+        # Of all patterns of the sum one: those that differ from the first token's.
+        apart = np.einsum("jd,mde->mje", tokens[1:] - tokens[0], w).reshape(-1, D)
+        inverse = np.linalg.pinv(apart).T.reshape(M, K - 1, D)
+        inverse = np.concatenate([-inverse.sum(axis=1, keepdims=True), inverse], axis=1)
+        expected = np.broadcast_to(np.sum(inverse**2, axis=2), (K, M, K))
+        np.testing.assert_allclose(found[example], expected, rtol=1e-9)
     alike = writers._replace(
         value=jnp.stack([writers.value[0]] * 2), out=jnp.stack([writers.out[0]] * 2)
     )
-    assert widest(alike, data) == np.inf
+    decoded = decode(alike, data)
+    assert np.min(decoded.spread) > UNKNOWN
+    assert float(jnp.max(measure_logits(decoded, data, True, 1e3).worth)) == 0.0
 
 
 @pytest.mark.parametrize("scale", [1.0, 6.0])

@@ -6,10 +6,13 @@ change either, if their directions are independent; nor then the log-odds, which
 (`score_regression`). A random direction is asked about each of the two, as in
 `randomised_rank_test`; sharp attention, which is what makes that one slow, is in neither.
 
-With |J u| <= r, S the part of J of W and c outside of the spaces, s its smallest singular value, D
-the directions, and L the log-odds of entries, those of h counted half,
+With |J u| <= r, S the part of J of W and c outside of the spaces, and s its smallest singular
+value, |dW| <= r / s, and patterns make up for rows of norm r' <= r + |J_W| |dW|. An entry p in a
+row of k tokens then moves by the root of its spread v times that row's norm at most, so that
 
-    |dW| <= r / s,   |dp| <= (r + |J_W| |dW|) / min sigma(D),   |dTheta| <= |dp| / (h sigma_min(L)).
+    sum (p^2 / (k v)) (dp / p)^2 <= r'^2,    |dTheta| <= r' / sigma_min(L)
+
+with L the log-odds, each counted by p^2 / (k v) or by less: what is above h counts as h does.
 """
 
 import math
@@ -38,13 +41,13 @@ from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.units import Units
 from mhalearn.run.watch import Watch
 from mhalearn.solvers.free_patterns import (
+    UNKNOWN,
     Sequences,
     Writers,
     decode,
     make_sequences,
     outside,
     solve_step,
-    widest,
 )
 from mhalearn.solvers.scaled_problem import make_problem
 from mhalearn.solvers.score_regression import (
@@ -103,40 +106,48 @@ def run_pattern_rank_test(
         return None
     order = rng.permutation(examples.n)
     x, y, lengths = examples.arrays()
-    data = make_sequences(
-        np.asarray(x, np.float64)[order] / sizes,
-        np.asarray(y, np.float64)[order] / units.y_scale,
-        lengths[order],
-        heads=layer.n_heads,
-        rank=architecture.ov_rank,
-        causal=architecture.causal,
+    few, data = (
+        make_sequences(
+            np.asarray(x, np.float64)[order] / sizes,
+            np.asarray(y, np.float64)[order] / units.y_scale,
+            lengths[order],
+            heads=layer.n_heads,
+            rank=architecture.ov_rank,
+            causal=architecture.causal,
+            only_patterns=only_patterns,
+        )
+        for only_patterns in (False, True)
     )
-    if data is None:
+    if few is None or data is None:
         return None
     writers, readers = Writers(at.value, at.out, at.bias), Readers(at.query, at.key)
-    apart = widest(writers, data)
-    if not math.isfinite(apart):
-        return None
+    if watch is not None:
+        watch.begin(f"rank test of what heads write, {_count(few)} examples")
+    seen = attend(readers, list_queries(few, architecture.bias), few)
+    written = _ask_writers(writers, few, seen, rng, watch)
+    n = max(_count(few), _count(data))
+    if watch is not None:
+        watch.begin(f"rank test of log-odds, {_count(data)} examples")
     queries = list_queries(data, architecture.bias)
     patterns = attend(readers, queries, data)
-    n = int(np.sum(np.any(np.asarray(data.visible) > 0, axis=2)))
-    if watch is not None:
-        watch.begin(f"rank test of what heads write, {n} examples")
-    written = _ask_writers(writers, data, patterns, rng, watch)
-    if watch is not None:
-        watch.begin(f"rank test of log-odds, {n} examples")
+    spread = decode(writers, data, only_patterns=True).spread
     for half in _HALVES:
-        read = _ask_readers(readers, data, patterns, queries, half, rng, watch)
+        counted = _count_entries(patterns, spread, half)
+        read = _ask_readers(readers, Measured(queries, data.tokens, *counted), rng, watch)
         if read.share < NULL_TOLERANCE:
             break
     share = max(written.share, read.share)
     if not (share < NULL_TOLERANCE and written.weakest > 0 and read.weakest > 0):
         return RankTest(share, math.inf, n)
     of_w = _MARGIN / written.weakest
-    of_patterns = apart * (1 + _steepest_rows(writers, data, patterns) * of_w)
-    of_theta = _MARGIN * of_patterns / (half * read.weakest)
+    of_rows = 1 + _steepest_rows(writers, data, patterns) * of_w
+    of_theta = _MARGIN * of_rows * math.sqrt(data.k) / (half * read.weakest)
     theta, w = _steepest(layer, at, sizes, replace(units, x_scale=problem.units.x_scale))
     return RankTest(share, max(of_theta * theta, of_w * w) / units.y_scale, n)
+
+
+def _count(data: Sequences) -> int:
+    return int(np.sum(np.any(np.asarray(data.visible) > 0, axis=2)))
 
 
 def _ask_writers(
@@ -168,40 +179,39 @@ def _ask_writers(
     return Closed(share, math.sqrt(max(weakest, 0.0)))
 
 
+def _count_entries(patterns: Array, spread: Array, half: float) -> tuple[Array, Array]:
+    """No logits, and by how much entries count: p^2 / (h^2 + p^2) over their spread."""
+    patterns, spread = (jnp.moveaxis(part, 3, 0) for part in (patterns, spread))
+    worth = patterns**2 / (patterns**2 + half**2)
+    worth = jnp.where((spread > 0) & (spread < UNKNOWN), worth / spread, 0.0)
+    return jnp.zeros_like(worth), worth
+
+
 def _ask_readers(
-    readers: Readers,
-    data: Sequences,
-    patterns: Array,
-    queries: Array,
-    half: float,
-    rng: np.random.Generator,
-    watch: Watch | None,
+    readers: Readers, measured: Measured, rng: np.random.Generator, watch: Watch | None
 ) -> Closed:
     """About every Theta, by the log-odds of its own patterns."""
-    patterns = jnp.moveaxis(patterns, 3, 0)
-    worth = patterns**2 / (patterns**2 + half**2)
-    measured = Measured(queries, data.tokens, jnp.zeros_like(worth), worth)
+    scale = np.maximum(np.max(np.asarray(measured.worth), axis=(1, 2, 3, 4)), 1e-300)
+    measured = measured._replace(worth=measured.worth / scale[:, None, None, None, None])
     left = Readers(*(jnp.asarray(rng.standard_normal(part.shape)) for part in readers))
     whole = _changes(readers.query, readers.key.mT, left.query, left.key.mT)
-    m = len(readers.query)
-    before, weakest = 1.0, math.inf
+    share, weakest = np.ones(len(scale)), np.full(len(scale), math.inf)
     for number in range(_ROUNDS):
         if watch is not None:
             watch(number, _ROUNDS)
         logits = score_change(readers, measured, left)
-        step = solve_scores(
-            readers, measured, logits, jnp.zeros(m), jnp.full(m, _TOLERANCE, jnp.float64)
-        )
+        open_ = share >= NULL_TOLERANCE
+        tolerance = jnp.where(open_, _TOLERANCE, 1.0)
+        step = solve_scores(readers, measured, logits, jnp.zeros(len(scale)), tolerance)
         left = jax.tree.map(jnp.subtract, left, step.change)
-        searches = (jax.tree.map(lambda leaf, i=i: leaf[i], step.search) for i in range(m))
-        weakest = min(weakest, *map(smallest_eigenvalue, searches))
-        share = float(
-            np.max(_changes(readers.query, readers.key.mT, left.query, left.key.mT) / whole)
-        )
-        if share < NULL_TOLERANCE or not share < _GAIN * before:
-            break
+        for head in np.flatnonzero(open_):
+            search = jax.tree.map(lambda leaf, head=head: leaf[head], step.search)
+            weakest[head] = min(weakest[head], smallest_eigenvalue(search))
         before = share
-    return Closed(share, math.sqrt(max(weakest, 0.0)))
+        share = _changes(readers.query, readers.key.mT, left.query, left.key.mT) / whole
+        if np.all((share < NULL_TOLERANCE) | ~(share < _GAIN * before)):
+            break
+    return Closed(float(np.max(share)), math.sqrt(max(float(np.min(weakest * scale)), 0.0)))
 
 
 def _changes(left: Array, right: Array, to_left: Array, to_right: Array) -> Float64:

@@ -31,16 +31,19 @@ from mhalearn.solvers.damping import IDLE_STEPS, update_damping
 
 # What is added to the Gram matrix of an example's directions, over their mean square.
 _RIDGE = 1e-13
-# The share of a singular value's square from which on that decides it.
+# The share of a singular value's square from which on that decides it, and an example says nothing.
 _DECIDED = 0.1
+UNKNOWN = 1e100
 # Times that projections on them are refined: the ridge and the Gram matrix's rounding go out.
 _REFINED = 3
-# Entries of the bases of these spaces that are held in single precision: 1 GiB on a CPU.
-_BASES = 2**28
+# Entries of the bases of these spaces, in single precision, or of patterns, that are held at most:
+# 1 GiB on a CPU.
+_HELD = 2**28
 # Doubles of a chunk, and of the dimensions of what is written those that patterns may take.
 _CHUNK, _FILLED = 2**25, 0.8
-# Equations, over unknowns, up to which more examples are taken in.
-_EQUATIONS = 12.0
+# Equations over the unknowns of W that it is found from, and those that go with the patterns of
+# which Theta is found: sharp ones say little each.
+_EQUATIONS, _OF_PATTERNS = 6.0, 24.0
 # Damping at first, over the root of what is left; conjugate-gradient steps of a step.
 _DAMPING, _CG_STEPS = 1e-2, 100
 # What these may leave of the right side.
@@ -72,13 +75,14 @@ class Sequences(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Every row's patterns, and what no patterns explain."""
+    """Every row's patterns, and where it is asked for what they leave."""
 
     patterns: Float[Array, "c b r m j"]
-    spread: Float[Array, "c b r m j"]  # variance of a pattern's entry in units of the labels' noise
-    bases: Float[Array, "c b s e"]  # orthonormal, in single precision
-    left: Float[Array, "c b r e"]
-    squared: float  # sum of the squares of what is left
+    # Variance of a pattern's entry in units of the labels' noise; more than `UNKNOWN`: not known.
+    spread: Float[Array, "c b r m j"]
+    squared: float  # sum of the squares of what no patterns explain
+    bases: Float[Array, "c b s e"] | None  # orthonormal, in single precision
+    left: Float[Array, "c b r e"] | None
 
 
 class Step(NamedTuple):
@@ -112,9 +116,10 @@ def make_sequences(
     heads: int,
     rank: int,
     causal: bool,
+    only_patterns: bool = False,
 ) -> Sequences | None:
-    """As many of the examples that are short enough, from the first on, as W needs and there is
-    room for; None: they are too few."""
+    """Examples that are short enough, as many from the first on as W needs, or patterns only,
+    and there is room for; None: they are too few."""
     e = labels.shape[2]
     short = (lengths >= 2) & (lengths <= longest(heads, e, rank))
     tokens, labels, lengths = tokens[short], labels[short], lengths[short]
@@ -128,8 +133,10 @@ def make_sequences(
     if equations[-1] < unknowns:
         return None
     width = heads * (k - 1)
-    n = 1 + int(np.searchsorted(equations, _EQUATIONS * unknowns))
-    n = min(n, len(lengths), max(1, on_device(_BASES) // (width * e)))
+    enough = _OF_PATTERNS if only_patterns else _EQUATIONS
+    n = 1 + int(np.searchsorted(equations, enough * unknowns))
+    held = 4 * heads * k * k if only_patterns else width * e
+    n = min(n, len(lengths), max(1, on_device(_HELD) // held))
     row = width * (width + heads * k + e) + k * (heads * (2 * k + d) + e)
     size = max(1, min(n, on_device(_CHUNK) // row))
     chunks = -(-n // size)
@@ -183,15 +190,17 @@ def project_patterns(
 
 
 @in_float64
-def decode(writers: Writers, data: Sequences) -> Decoded:
-    """The best patterns of every row, chunk by chunk."""
-    parts = [_decode(writers, chunk, half) for chunk, half in _each(writers, data)]
-    patterns, spread, bases, left = (
-        jnp.stack(each) for each in zip(*(arrays for arrays, _ in parts), strict=True)
-    )
-    return Decoded(
-        patterns, spread, bases, left, float(sum(float(squared) for _, squared in parts))
-    )
+def decode(writers: Writers, data: Sequences, *, only_patterns: bool = False) -> Decoded:
+    """The best patterns of every row, chunk by chunk; and, where steps in W are to follow, in which
+    directions they may move and what they leave."""
+    kept, squared = [], 0.0
+    for chunk, half in _each(writers, data):
+        found, squares = _decode(writers, chunk, half)
+        kept.append(found[:2] if only_patterns else found)
+        squared += float(squares)
+    patterns, spread, *rest = (jnp.stack(each) for each in zip(*kept, strict=True))
+    bases, left = rest or (None, None)
+    return Decoded(patterns, spread, squared, bases, left)
 
 
 @in_float64
@@ -200,13 +209,6 @@ def outside(writers: Writers, data: Sequences, patterns: Array, change: Writers)
     chunks = zip(patterns, _each(writers, data), strict=True)
     parts = [_outside(writers, change, chunk, given, half) for given, (chunk, half) in chunks]
     return jnp.stack(parts)
-
-
-@in_float64
-def widest(writers: Writers, data: Sequences) -> float:
-    """By how much patterns may change, at most, for outputs that change by one; infinite where that
-    is not known."""
-    return max(float(_widest(writers, chunk, half)) for chunk, half in _each(writers, data))
 
 
 def _each(writers: Writers, data: Sequences) -> Iterator[tuple[Sequences, Array]]:
@@ -271,7 +273,8 @@ def _decode(
     b, k, _ = chunk.tokens.shape
     m, contrasts = len(writers.value), _contrasts(k)
     seen, inside = _seen(chunk, m), chunk.visible > 0
-    base = half @ _directions(writers, chunk)
+    directions = _directions(writers, chunk)
+    base = half @ directions
     even = (jnp.arange(k) < chunk.visible[..., None]) / jnp.maximum(chunk.visible, 1)[..., None]
     mean = jnp.einsum("brj,bjd->brd", even, chunk.tokens)
     middle = jnp.einsum("brd,mdh,mhe->bre", mean, writers.value, writers.out, optimize=True)
@@ -282,7 +285,16 @@ def _decode(
     patterns = even[:, :, None] + jnp.einsum("brtm,jt->brmj", found, contrasts)
     single = jnp.einsum("bstm,jt->bsmj", half.reshape(b, -1, k - 1, m), contrasts)
     spread = jnp.einsum("brs,bsmj->brmj", seen.astype(half.dtype), single**2)
+    spread = jnp.where(_is_decided(directions, half)[:, None, None, None], spread, 10 * UNKNOWN)
     return (patterns, spread, base.astype(jnp.float32), left), jnp.sum(left**2)
+
+
+def _is_decided(directions: Array, half: Array) -> Array:
+    """(b,): whether the directions, and not the ridge, decide the smallest singular value, by the
+    Frobenius norm of the inverse, which is no less than one over that."""
+    some = jnp.any(directions != 0, axis=2)
+    ridge = _RIDGE * jnp.mean(jnp.sum(directions**2, axis=2), axis=1)
+    return jnp.sum(jnp.where(some[:, None], half, 0.0) ** 2, axis=(1, 2)) * ridge < _DECIDED
 
 
 def _split(right: Array, base: Array, seen: Array) -> tuple[Array, Array]:
@@ -301,17 +313,6 @@ def _outside(
     base = half @ _directions(writers, chunk)
     rows = _move(writers, change, chunk, patterns)
     return _split(rows, base, _seen(chunk, len(writers.value)))[1]
-
-
-@compiled
-def _widest(writers: Writers, chunk: Sequences, half: Array) -> Array:
-    """By the Frobenius norm of inverses, which is no less than one over a singular value; where the
-    ridge decides that, nothing is known."""
-    along = _directions(writers, chunk)
-    some = jnp.any(along != 0, axis=2)
-    ridge = _RIDGE * jnp.mean(jnp.sum(along**2, axis=2), axis=1)
-    squares = jnp.sum(jnp.where(some[:, None], half, 0.0) ** 2, axis=(1, 2))
-    return jnp.max(jnp.where(squares * ridge < _DECIDED, squares**0.5, jnp.inf))
 
 
 def _move(writers: Writers, step: Writers, chunk: Sequences, patterns: Array) -> Array:

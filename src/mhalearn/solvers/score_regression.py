@@ -23,10 +23,10 @@ from mhalearn.solvers.free_patterns import Decoded, Sequences
 
 # Entries below so many standard deviations say nothing. What no arithmetic in doubles decodes.
 _SEEN, _ROUNDING = 3.0, 1e-15
-# Standard deviations at which entries count half, one after the other. A log is known as well as
-# its entry is large; counted like that from the first, few entries would say everything, slowly.
-HALVES = (1e3, 1e6, 1e9, 1e12, 1e15)
-_DAMPING, _CG_STEPS, _TINY = 1e-3, 60, 1e-26
+# Standard deviations at which entries count half, one after the other. Counted by their precision
+# from the first, few entries would say everything, slowly. The last are for all examples.
+HALVES, LAST_HALVES = (1e3, 1e6, 1e9), (1e12, 1e13)
+_DAMPING, _CG_STEPS, _TINY = 1e-3, 100, 1e-30
 # What these may leave of the right side.
 _FINEST, _COARSEST = 1e-4, 1e-2
 # Of the squares of logits: what is left where joint steps on examples go on.
@@ -101,8 +101,8 @@ def _measure(
     variance = jnp.maximum(seen_below, noise)[:, None, None, None, None] * spread
     deviation = jnp.sqrt(variance) + _ROUNDING
     seen = inside & (patterns > _SEEN * deviation)
-    enough = jnp.minimum(half * deviation, 1.0)
-    worth = jnp.where(seen, patterns**2 / (patterns**2 + enough**2), 0.0)
+    worth = jnp.where(seen, patterns**2 / (patterns**2 + (half * deviation) ** 2), 0.0)
+    worth /= jnp.maximum(jnp.max(worth, axes, keepdims=True), 1e-300)
     return _centred(jnp.log(jnp.where(seen, patterns, 1.0)), worth), worth
 
 
@@ -114,9 +114,17 @@ def _centred(logits: Array, worth: Array) -> Array:
 
 @in_float64
 def regress_logits(
-    start: Readers, measured: Measured, run: Run, *, stage: str, max_steps: int = 40
+    start: Readers,
+    measured: Measured,
+    run: Run,
+    *,
+    stage: str,
+    max_steps: int = 40,
+    idle_gain: float = IDLE,
 ) -> tuple[Readers, Float64]:
     """Theta of the start's rank by head, and what is left of the squares of each head's logits.
+
+    idle_gain: the share of these of which a step that gains less is idle.
 
     Cost: some tens of forward passes a step. Trust: a heuristic, whose landscape is benign where
     measurements are several times the unknowns.
@@ -131,7 +139,7 @@ def regress_logits(
         if not going.any() or run.is_over():
             break
         level = np.minimum(1.0, np.sqrt(here / size))
-        tolerance = np.clip(level, _FINEST, _COARSEST)
+        tolerance = np.where(going, np.clip(level, _FINEST, _COARSEST), 1.0)
         left = score_residual(at, measured)
         step = solve_scores(at, measured, left, damping * level * total, tolerance)
         trial = jax.tree.map(jnp.add, at, step.change)
@@ -139,7 +147,7 @@ def regress_logits(
         gain = here - there
         ratio = gain / np.maximum(np.asarray(step.predicted), 1e-300)
         damping = np.asarray(update_damping(damping, ratio, np))
-        idle = np.where(gain > IDLE * here, 0, idle + 1)
+        idle = np.where(gain > idle_gain * here, 0, idle + 1)
         taken = jnp.asarray(gain > 0)[:, None, None]
         at = jax.tree.map(partial(jnp.where, taken), trial, at)
         here = np.where(gain > 0, there, here)
@@ -257,8 +265,18 @@ def solve_scores(
 ) -> ScoreStep:
     """The damped Gauss-Newton step of each head towards what is left of its logits, times their
     worth. In single precision: what it leaves is for another."""
-    of_heads = jax.vmap(_solve_head, in_axes=(0, _BY_HEAD, 0, 0, 0))
-    return ScoreStep(*of_heads(readers, measured, left, damping, tolerance))
+    logits, worth = measured.logits, measured.worth
+
+    def of_head(part: tuple[Array, ...]) -> tuple[Readers, Array, CGResult]:
+        query, key, logits, worth, *rest = part
+        return _solve_head(
+            Readers(query, key), measured._replace(logits=logits, worth=worth), *rest
+        )
+
+    # An accelerator takes all heads at once; on a CPU each ends when it is solved.
+    at_once = len(worth) if jax.default_backend() != "cpu" else 1
+    parts = (*readers, logits, worth, left, damping, tolerance)
+    return ScoreStep(*jax.lax.map(of_head, parts, batch_size=at_once))
 
 
 def _solve_head(

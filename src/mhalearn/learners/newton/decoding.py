@@ -14,21 +14,25 @@ import numpy as np
 from mhalearn._runtime.programs import in_float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
-from mhalearn.layer.factored import Factors, merge_heads
+from mhalearn.layer.base import Layer
+from mhalearn.layer.factored import Factored, Factors, merge_heads
+from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.run import Run
-from mhalearn.solvers.damping import NOTHING_LEFT
+from mhalearn.solvers.damping import NOTHING_LEFT, ROUNDING
 from mhalearn.solvers.free_patterns import (
     Sequences,
     Writers,
     Written,
+    decode,
     longest,
     make_sequences,
     project_patterns,
 )
 from mhalearn.solvers.gauss_newton import loss_of
-from mhalearn.solvers.scaled_problem import Problem
+from mhalearn.solvers.scaled_problem import Problem, make_problem
 from mhalearn.solvers.score_regression import (
     HALVES,
+    LAST_HALVES,
     Readers,
     measure_logits,
     regress_logits,
@@ -44,8 +48,8 @@ _STALLED = 1e-4
 _MOST = 0.9
 # Of the loss before: a projection that leaves more has not found W, and its patterns are none.
 _LITTLE = 1e-3
-# Steps at each finer weight of logits.
-_FINER_STEPS = 30
+# Of what is left of the logits, at each finer weight: a step that gains less is the last.
+_IDLE = 0.3
 
 
 def is_decodable(examples: Examples, architecture: Architecture) -> bool:
@@ -79,6 +83,8 @@ def decode_heads(
             break
         bias = problem.architecture.bias
         readers = _readers(written, sequences, heads, bias, run, f"{stage}, log-odds")
+        sequences = _sequences(examples, problem, n_heads, only_patterns=True) or sequences
+        readers = _refine(readers, written.writers, sequences, bias, run, f"{stage}, log-odds")
         decoded = Factors(*readers, *written.writers)
         loss = loss_of(decoded, problem)
         run.emit(stage, loss=loss, detail=f"{n_heads} heads decoded, {best_loss:.1e} before")
@@ -89,7 +95,30 @@ def decode_heads(
     return best, best_loss
 
 
-def _sequences(examples: Examples, problem: Problem, n_heads: int) -> Sequences | None:
+@in_float64
+def refine_attention(
+    layer: Layer, examples: Examples, architecture: Architecture, run: Run
+) -> Layer:
+    """The layer with each Theta by the log-odds of all examples, where that fits them better.
+
+    Cost: some steps of some tens of forward passes.
+    """
+    assert isinstance(layer, AttentionLayer)
+    problem = make_problem(examples, Factored(architecture.with_heads(layer.n_heads)))
+    heads = problem.parametrisation.from_layer(layer, problem.units)
+    sequences = _sequences(examples, problem, layer.n_heads, only_patterns=True)
+    before = loss_of(heads, problem)
+    if sequences is None or before < ROUNDING:
+        return layer
+    writers, readers = Writers(heads.value, heads.out, heads.bias), Readers(heads.query, heads.key)
+    readers = _refine(readers, writers, sequences, architecture.bias, run, "log-odds of all")
+    refined = Factors(*readers, *writers)
+    return problem.to_layer(refined) if loss_of(refined, problem) < before else layer
+
+
+def _sequences(
+    examples: Examples, problem: Problem, n_heads: int, *, only_patterns: bool = False
+) -> Sequences | None:
     tokens, labels, lengths = examples.arrays()
     return make_sequences(
         np.asarray(tokens, np.float64) / problem.units.x_scale,
@@ -98,6 +127,7 @@ def _sequences(examples: Examples, problem: Problem, n_heads: int) -> Sequences 
         heads=n_heads,
         rank=problem.architecture.ov_rank,
         causal=problem.architecture.causal,
+        only_patterns=only_patterns,
     )
 
 
@@ -116,5 +146,16 @@ def _readers(
         found = jax.tree.map(partial(jnp.where, better), other, found)
     for half in finer:
         measured = measure_logits(written.decoded, sequences, bias, half)
-        found, _ = regress_logits(found, measured, run, stage=stage, max_steps=_FINER_STEPS)
+        found, _ = regress_logits(found, measured, run, stage=stage, idle_gain=_IDLE)
     return found
+
+
+def _refine(
+    readers: Readers, writers: Writers, sequences: Sequences, bias: bool, run: Run, stage: str
+) -> Readers:
+    """By the logits of all sequences, each counted by its precision: W needs fewer than Theta."""
+    decoded = decode(writers, sequences, only_patterns=True)
+    for half in LAST_HALVES:
+        measured = measure_logits(decoded, sequences, bias, half)
+        readers, _ = regress_logits(readers, measured, run, stage=stage, idle_gain=_IDLE)
+    return readers

@@ -21,7 +21,13 @@ from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.batches import Chunk, sum_over_chunks
 from mhalearn.layer.factored import Factored, Factors, merge_heads
 from mhalearn.layer.layer import AttentionLayer
-from mhalearn.learners.newton.decoding import ALIKE, SAME, decode_heads, is_decodable
+from mhalearn.learners.newton.decoding import (
+    ALIKE,
+    SAME,
+    decode_heads,
+    is_decodable,
+    refine_attention,
+)
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
 from mhalearn.learners.newton.penalty_path import follow_penalty
 from mhalearn.run.outcome import Candidate, Outcome
@@ -114,7 +120,11 @@ def learn_factored(
         selection.offer(problem.zero_layer(guess.heads))
         return selection.candidate(Outcome.TIME_LIMIT if run.is_over() else Outcome.NONFINITE)
     late = run.is_over() and selection.loss >= exact
-    return selection.candidate(Outcome.TIME_LIMIT if late else Outcome.FITTED)
+    candidate = selection.candidate(Outcome.TIME_LIMIT if late else Outcome.FITTED)
+    if selection.loss < exact and is_decodable(examples, guess):
+        refined = refine_attention(candidate.layer, examples, architecture, run)
+        candidate = replace(candidate, layer=refined)
+    return candidate
 
 
 def learn_once(
