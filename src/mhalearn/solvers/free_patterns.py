@@ -119,9 +119,11 @@ def make_sequences(
     only_patterns: bool = False,
 ) -> Sequences | None:
     """Examples that are short enough, as many from the first on as W needs, or patterns only,
-    and there is room for; None: they are too few."""
+    and there is room for; None: they are too few. Of a causal layer's examples the first rows."""
     e = labels.shape[2]
-    short = (lengths >= 2) & (lengths <= longest(heads, e, rank))
+    most = longest(heads, e, rank)
+    lengths = np.minimum(lengths, most) if causal else lengths
+    short = (lengths >= 2) & (lengths <= most)
     tokens, labels, lengths = tokens[short], labels[short], lengths[short]
     if not len(lengths):
         return None

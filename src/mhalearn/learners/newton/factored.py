@@ -42,7 +42,8 @@ from mhalearn.solvers.scaled_problem import Problem, make_problem
 _RATE, _FADING, _FADED = 0.08, 0.7, 1e-3
 _BLOCK = 100
 # Steps for so many features, on a CPU and on an accelerator; more features need as many times more.
-_STEPS_CPU, _STEPS, _WIDTH = 4000, 8000, 384
+_STEPS_CPU, _WIDTH_CPU = 4000, 192
+_STEPS, _WIDTH = 8000, 384
 # Steps of the first attempt on an accelerator where heads can be decoded, for which rough ones do.
 _ROUGH_STEPS = 3000
 # Up to this many times the counting limit of examples, a penalty that fades so many times slower
@@ -95,7 +96,7 @@ def learn_factored(
     counts = [usual * (attempt + 1) for attempt in range(_ATTEMPTS)]
     if not on_cpu and is_decodable(few, guess):
         counts = [_ROUGH_STEPS, *counts[:-1]]
-    longer = max(1.0, examples.d / _WIDTH)
+    longer = max(1.0, examples.d / (_WIDTH_CPU if on_cpu else _WIDTH))
     longer *= 1 if train.n >= _SCARCE * limit else _PATIENCE
     for attempt, steps in enumerate(counts):
         name = f"attempt {attempt + 1}"
@@ -154,14 +155,20 @@ def learn_once(
         return None
     heads = merge_heads(heads, ALIKE, SAME, most=most)
     run.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
-    if loss < _PROMISING:
-        heads, loss = decode_heads(heads, examples, part, run, stage=stage)
-    if loss > _PROMISING or loss < NOTHING_LEFT:
+    if loss > _PROMISING:
         return problem.to_layer(heads)
+    heads, loss = decode_heads(heads, examples, part, run, stage=stage)
     strength, name = _FADED * penalty, f"{stage}, fading"
-    for goal in _FOLLOWED if loss > _DECODED else ():
+    for goal in _FOLLOWED:
+        if loss < _DECODED:
+            break
+        counted = len(heads.query)
         heads, strength = follow_penalty(heads, part, run, strength, goal=goal, stage=name)
         heads = merge_heads(heads, ALIKE, SAME, most=most)
+        if len(heads.query) < counted:  # a head too many leaves W open, and nothing is decoded
+            heads, loss = decode_heads(heads, examples, part, run, stage=stage)
+    if loss < NOTHING_LEFT:
+        return problem.to_layer(heads)
     return _polish(heads, part, problem, run, f"{stage}, polish")
 
 
