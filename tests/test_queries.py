@@ -7,6 +7,7 @@ from scipy.optimize import check_grad
 import mhalearn as mha
 from mhalearn.data import box as boxes
 from mhalearn.data.box import BoxFailed
+from mhalearn.learners.queries.at_turns import count_at_turns, draw_at_turns
 from mhalearn.learners.queries.design import design_calls, jacobian
 from mhalearn.learners.queries.domain import mantissa_unit
 from mhalearn.learners.queries.extension import (
@@ -180,6 +181,31 @@ def test_heads_that_write_alike_are_told_apart_by_their_turns(kind):
     assert found.algebra.by_turns
     assert not found.random_starts
     assert mha.compare(found.layer, layer).max_error < 1e-11
+
+
+def test_sequences_at_turns_determine_heads_that_write_alike_as_counted():
+    """What an error of the labels of those makes of another one's outputs, at most: with as many as
+    are counted it is of the size of that error, with a third of them not."""
+    layer = mha.hard_layer("parity", n_heads=4, d=8, seed=0)[0]
+    rng, k = np.random.default_rng(0), 8
+    count = count_at_turns(4, 8, k, 1)
+
+    def amplified(n):
+        given = jacobian(layer.theta, layer.w, draw_at_turns(layer.theta, n, k, rng))
+        asked = jacobian(layer.theta, layer.w, draw_at_turns(layer.theta, 20, k, rng))
+        return np.linalg.norm(asked @ np.linalg.pinv(given, rcond=1e-14), axis=1).reshape(20, -1)
+
+    assert np.median(amplified(count).max(axis=1)) < 10
+    assert np.median(amplified(count // 3).max(axis=1)) > 100
+
+
+def test_parity_layers_are_certified():
+    layer = mha.hard_layer("parity", n_heads=4, d=8, seed=0)[0]
+    found = mha.extract(layer, 8, max_calls=300)
+    assert found.outcome is mha.Outcome.RECOVERED, found.reason
+    assert found.algebra.by_turns
+    assert found.certificate.relative_mse < 1e-25
+    assert mha.compare(found.layer, layer).max_error < 1e-12
 
 
 def test_a_sweep_shows_heads_of_one_image_and_not_more():
