@@ -15,6 +15,7 @@ from mhalearn.learners.queries.extension import (
     design_extension,
     extend,
     find_row_spaces,
+    solve_moves,
 )
 from mhalearn.learners.queries.forms import AnyBox
 from mhalearn.learners.queries.narrow_heads import _Task, fit_narrow_head, split_answers
@@ -68,7 +69,7 @@ def test_tokens_off_the_plane_in_few_dimensions_show_the_spaces_that_heads_write
     count = count_extension_calls(3, 2, 8)
     asked = design_extension(calls, 1.0, count, 1e-7, np.random.default_rng(3), basis)
     assert asked.tokens.shape == (count, 8, 10)
-    rows = find_row_spaces(heads, asked, layer(asked.tokens), 2)
+    rows = find_row_spaces(heads, solve_moves(heads, asked, layer(asked.tokens)), 2)
     order = np.argsort(np.argsort(heads.p))
     true = np.argsort(np.einsum("d,mde,e->m", calls.u, layer.theta, calls.v))
     for space, w in zip(rows, layer.w[true][order], strict=True):
@@ -106,7 +107,7 @@ def test_heads_off_the_plane_follow_linearly():
     errors = []
     for off in (1e-5, 1e-7):
         asked = design_extension(calls, 1.0, count, off, np.random.default_rng(3))
-        sketch = extend(heads, asked, LAYER(asked.tokens))
+        sketch = extend(asked, solve_moves(heads, asked, LAYER(asked.tokens)))
         order = np.argsort(heads.p)
         true = np.argsort(np.einsum("d,mde,e->m", calls.u, LAYER.theta, calls.v))
         apart = np.linalg.norm(sketch.w[order] - LAYER.w[true]) / np.linalg.norm(LAYER.w)

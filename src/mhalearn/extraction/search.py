@@ -46,6 +46,8 @@ _DESIGNED, _MOST_DESIGNED = 4, 1024
 _LOGITS = 1.5
 # The same where heads write alike: small logits show little but their sum.
 _LOGITS_OF_ALIKE = 5.0
+# By how much tokens are smaller where heads were not found from those before.
+_SMALLER = 0.7
 # Sizes of tokens, among which that of random ones is chosen.
 _LADDER = (0.06, 0.12, 0.25, 0.5, 2.0)
 # Unknowns of Theta up to which attention is fitted with W known; rounding of exact answers.
@@ -131,12 +133,14 @@ class Search:
             more = self._ask_up_to(heads, ratio)
             if solution is not None and not more:
                 break
-            if learner is not None and algebra is not None and algebra.rows is not None:
+            if learner is not None:
                 learner.last_resort = round_ == _ROUNDS - 1 or self._spent_on is not None
             try:
                 solution = self._fit(learner)
             except NeedsMore:
                 ratio *= _MORE_OF_NARROW
+                if algebra is not None and algebra.rows is None:
+                    self._size *= _SMALLER
                 continue
             if self._spent_on is not None or not _wants_more(solution):
                 break
