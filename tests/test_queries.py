@@ -127,6 +127,25 @@ def test_a_layer_is_extracted_without_random_starts():
     assert (found.tokens, found.scalars) == (8 * found.calls, 40 * found.calls)
 
 
+@pytest.mark.parametrize(("m", "d", "scale"), [(3, 12, 0.3), (2, 6, 20.0), (4, 5, 2.0)])
+def test_no_start_is_random_where_heads_are_generic(m, d, scale):
+    """However small or sharp attention is: the sketch tells how large tokens may be."""
+    for seed in range(2):
+        layer = mha.random_layer(n_heads=m, d=d, scale=scale, seed=seed)
+        found = mha.extract(layer, d, seed=seed, max_seconds=10.0)
+        assert found.outcome is mha.Outcome.RECOVERED, found.reason
+        assert not found.random_starts
+        assert mha.compare(found.layer, layer).max_error < 1e-12
+
+
+def test_the_sketch_tells_the_size_of_theta():
+    layer = mha.random_layer(n_heads=2, d=12, scale=0.3, seed=0)
+    calls = plane_of(layer)
+    heads = find_heads_in_plane(calls, layer(calls.tokens), 1e-16)
+    asked = design_extension(calls, 1.0, count_extension_calls(2, 12, 8), 1e-6, np.random.default_rng(3))
+    assert 0.6 * 0.3 < solve_moves(heads, asked, layer(asked.tokens)).size(12) < 1.5 * 0.3
+
+
 def test_designed_calls_tell_more_of_heads_that_are_nearly_alike():
     """The smallest singular value with two calls more, against ten random pairs."""
     rng, theta = np.random.default_rng(0), LAYER.theta[:2, :4, :4].copy()
@@ -369,6 +388,25 @@ def test_a_last_row_with_positions_before_and_after_it_is_refused():
 def test_a_box_must_answer_in_a_known_shape():
     with pytest.raises(ValueError, match="of the last row alone"):
         session(lambda x: x[:, :2]).ask(np.zeros((2, 4, 3)), "test")
+
+
+def test_what_a_box_does_wrong_is_told_in_one_line():
+    def fails(x):
+        return x @ np.ones((4, 4))
+
+    for box, said in [
+        (fails, "d = 3"),
+        (lambda x: np.full_like(x, np.nan), "NaN or infinite"),
+        (lambda x: "hello", "expected"),
+    ]:
+        with pytest.raises(ValueError, match=said) as error:
+            mha.extract(box, 3)
+        assert "\n" not in str(error.value)
+
+
+def test_a_box_that_answers_nothing_but_zeros_is_no_error():
+    found = mha.extract(lambda x: np.zeros(x.shape), 3, max_calls=30)
+    assert found.outcome is not mha.Outcome.RECOVERED
 
 
 def test_a_session_asks_nothing_beyond_its_budget():

@@ -57,10 +57,11 @@ _PLAUSIBLE = 4
 _RECOVERED = (Outcome.RECOVERED, Outcome.RECOVERED_ON_SPAN)
 
 
-def _wants_more(solution: Solution) -> bool:
-    """Whether more random sequences may tell what these did not."""
+def _wants_more(solution: Solution, *, exact: bool) -> bool:
+    """Whether more random sequences may tell what these did not. exact: answers are neither rounded
+    nor random, so that what is left of them is not theirs."""
     if solution.outcome is Outcome.FITTED:
-        return solution.certificate is None
+        return exact or solution.certificate is None
     return solution.outcome in (
         Outcome.STUCK,
         Outcome.NOT_IDENTIFIED,
@@ -142,7 +143,7 @@ class Search:
                 if algebra is not None and algebra.rows is None:
                     self._size *= _SMALLER
                 continue
-            if self._spent_on is not None or not _wants_more(solution):
+            if self._spent_on is not None or not _wants_more(solution, exact=self._exact):
                 break
             self._ask_designed(solution)
             ratio *= _MORE if algebra is None or algebra.rows is None else _MORE_OF_NARROW

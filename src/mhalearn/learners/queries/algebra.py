@@ -55,6 +55,8 @@ def find_by_algebra(
         scale = domain.fit(calls.tokens)
         calls = calls._replace(gain=calls.gain * scale)
         answers = session.ask(calls.tokens, PLANE).astype(np.float64)
+        if not answers.any():
+            return None
         heads = find_heads_in_plane(calls, answers, 1e-16, n_heads)
         if heads is not None and heads.residual < _EXACT:
             break
