@@ -55,7 +55,7 @@ def check_recovered(layer, x, y):
 
 
 def test_turns_stay_rotations_whatever_adam_does():
-    """Two hundred steps of the longest kind, of signs that agree, as gradients of noise may have."""
+    """Two hundred steps of the longest kind, of signs that agree, as those of noise may."""
     kind = Relaxed(mha.Architecture(8, 2, 4, causal=True, rope=mha.Rope(base=100.0)))
     turn = jnp.tile(jnp.eye(4), (2, 1, 1))
     for _ in range(200):

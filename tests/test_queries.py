@@ -142,7 +142,9 @@ def test_the_sketch_tells_the_size_of_theta():
     layer = mha.random_layer(n_heads=2, d=12, scale=0.3, seed=0)
     calls = plane_of(layer)
     heads = find_heads_in_plane(calls, layer(calls.tokens), 1e-16)
-    asked = design_extension(calls, 1.0, count_extension_calls(2, 12, 8), 1e-6, np.random.default_rng(3))
+    asked = design_extension(
+        calls, 1.0, count_extension_calls(2, 12, 8), 1e-6, np.random.default_rng(3)
+    )
     assert 0.6 * 0.3 < solve_moves(heads, asked, layer(asked.tokens)).size(12) < 1.5 * 0.3
 
 

@@ -70,8 +70,9 @@ points. A causal mask changes none of this: rows then average over the tokens th
 **Calls that are designed.** Where a fit leaves a direction of the parameters nearly open, the next
 calls are those whose outputs move most along it.
 
-**The rest.** With W known, small logits make the answers nearly linear in Theta; Gauss-Newton
-ends it on random sequences, of which some certify: the judge is that of `learn`.
+**The rest.** With W known, small logits make the answers nearly linear in Theta, so that the
+smallest of the random sequences are fitted first; Gauss-Newton
+ends it on all random sequences, of which some certify: the judge is that of `learn`.
 
 Where answers are coarse or random, where there is one output, or tokens of a cube or a
 vocabulary, there is no such plane: random sequences of a size that makes attention neither flat
@@ -102,9 +103,8 @@ OPEN = """## Not reached
 Heads as decoders have them are not found by algebra: their calls are random. Turns need tokens of
 any size: in a ball, a cube or a vocabulary heads that write alike are left to random starts, and so
 are they under a causal mask. Heads whose Theta differ by a thousandth of their size are not told
-apart: such boxes end as `FITTED`, or at the time limit. Fresh sequences are few near a budget, and the certificate's
-share of inputs is
-small accordingly.
+apart: such boxes end as `FITTED`, or at the time limit. Fresh sequences are few near a budget, and
+the certificate's share of inputs is small accordingly.
 """
 
 RESPONSIBLE = """## Responsible use

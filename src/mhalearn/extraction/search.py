@@ -224,7 +224,7 @@ class Search:
         wanted = math.ceil(ratio * architecture.counting_limit(self._k)) + 2
         share = 0.0
         if self._alike is not None:  # half of them, or as many as tell all of these heads
-            at_turns = max(wanted // 2, math.ceil(ratio / _RATIO * self._alike.count))
+            at_turns = max(wanted // 2, math.ceil(ratio / _RATIO * self._alike.calls))
             wanted += at_turns - wanted // 2
             share = at_turns / wanted
         count = wanted - len(self._x)

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from mhalearn._runtime.types import Float64
 
-# Logits by which heads must differ at a turn, those by which places differ from turns, and the share
-# of gaps between turns that may be smaller than what tells heads apart.
+# Logits by which heads must differ at a turn, those by which places differ from turns, and the
+# share of gaps between turns that may be smaller than what tells heads apart.
 _DIFFERENT, _JITTER, _MOST = 6.0, 1.0, 0.3
 # Of so many y the one is asked about that needs the smallest tokens.
 CANDIDATES = 4
@@ -18,10 +18,10 @@ SLACK = 1.4
 
 
 class Alike(NamedTuple):
-    """Heads that only their turns tell apart. count: calls at turns that tell all of them."""
+    """Heads that only their turns tell apart. calls: as many at turns tell all of them."""
 
     theta: Float64  # (m, d, d)
-    count: int
+    calls: int
 
     def draw(self, n: int, k: int, rng: np.random.Generator) -> Float64:
         return draw_at_turns(self.theta, n, k, rng)

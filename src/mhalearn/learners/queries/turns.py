@@ -84,7 +84,9 @@ class Turns:
     ) -> None:
         self._heads, self._u, self._v, self._k, self._rng = heads, u, v, k, rng
         self.size = float(np.sqrt(np.mean(heads.p**2 + heads.s**2) / 2))
-        self._images = np.linalg.svd(heads.images, full_matrices=False)[2][: rank_of_images(heads.images)]
+        self._images = np.linalg.svd(heads.images, full_matrices=False)[2][
+            : rank_of_images(heads.images)
+        ]
 
     @property
     def reach(self) -> float:
