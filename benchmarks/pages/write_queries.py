@@ -102,9 +102,9 @@ OPEN = """## Not reached
 
 Heads as decoders have them are not found by algebra: their calls are random. Turns need tokens of
 any size: in a ball, a cube or a vocabulary heads that write alike are left to random starts, and so
-are they under a causal mask. Heads whose Theta differ by a thousandth of their size are not told
-apart: such boxes end as `FITTED`, or at the time limit. Fresh sequences are few near a budget, and
-the certificate's share of inputs is small accordingly.
+are they under a causal mask. Heads whose Theta differ by a thousandth of their size are told
+apart in some boxes and not in others, which end as `FITTED` or at the time limit. Fresh sequences
+are few near a budget, and the certificate's share of inputs is small accordingly.
 """
 
 RESPONSIBLE = """## Responsible use
