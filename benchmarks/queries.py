@@ -80,6 +80,18 @@ def decoder(**kind: Any) -> Teacher:
     return lambda seed: mha.random_layer(4, 32, head_dim=8, seed=seed, **kind)
 
 
+def nearly_equal(apart: float) -> Teacher:
+    """Three heads at d = 7, the second Theta so far from the first, over its size."""
+
+    def make(seed: int) -> Any:
+        layer = mha.random_layer(n_heads=3, d=7, scale=2.0, seed=seed)
+        theta = layer.theta.copy()
+        theta[1] = (1 - apart) * theta[0] + apart * theta[1]
+        return mha.AttentionLayer(theta, layer.w)
+
+    return make
+
+
 def parity(m: int, d: int) -> Teacher:
     return lambda seed: mha.hard_layer("parity", n_heads=m, d=d, seed=seed)[0]
 
@@ -141,6 +153,19 @@ LINES |= {
         options={"max_calls": 400, "max_seconds": 40.0, "plan": "random"},
     )
     for m in (4, 6)
+}
+SHAPES = [(3, 12, 0.3), (2, 6, 20.0), (4, 16, 3.0)]
+LINES |= {
+    f"{m} heads, d = {d}, scale {scale:g}": Line(
+        teacher(m, d, scale), d, 1e-12, options={"max_seconds": 60.0}
+    )
+    for m, d, scale in SHAPES
+}
+LINES |= {
+    f"3 heads, d = 7, two {apart:g} apart": Line(
+        nearly_equal(apart), 7, 1e-6, options={"max_calls": 200, "max_seconds": 20.0}
+    )
+    for apart in (1e-2, 1e-3)
 }
 # At most three times the counting limit of calls; and a minute.
 NARROW = {"head_dim": 8, "max_calls": 90, "max_seconds": 60.0}

@@ -54,6 +54,16 @@ def check_recovered(layer, x, y):
     assert found.certificate_.recovered
 
 
+def test_turns_stay_rotations_whatever_adam_does():
+    """Two hundred steps of the longest kind, of signs that agree, as those of noise may."""
+    kind = Relaxed(mha.Architecture(8, 2, 4, causal=True, rope=mha.Rope(base=100.0)))
+    turn = jnp.tile(jnp.eye(4), (2, 1, 1))
+    for _ in range(200):
+        turn = kind.steady({"turn": turn - 0.03 * jnp.ones((4, 4))})["turn"]
+        apart = turn @ turn.swapaxes(1, 2) - jnp.eye(4)
+        assert jnp.linalg.norm(apart, axis=(1, 2)).max() < 0.1
+
+
 def test_rotary_heads_with_sinks_and_a_window_are_recovered():
     check_recovered(*teach(VARIANTS["rotary, sinks, window"]))
 

@@ -7,6 +7,7 @@ from scipy.optimize import check_grad
 import mhalearn as mha
 from mhalearn.data import box as boxes
 from mhalearn.data.box import BoxFailed
+from mhalearn.learners.queries.at_turns import count_at_turns, draw_at_turns
 from mhalearn.learners.queries.design import design_calls, jacobian
 from mhalearn.learners.queries.domain import mantissa_unit
 from mhalearn.learners.queries.extension import (
@@ -14,6 +15,7 @@ from mhalearn.learners.queries.extension import (
     design_extension,
     extend,
     find_row_spaces,
+    solve_moves,
 )
 from mhalearn.learners.queries.forms import AnyBox
 from mhalearn.learners.queries.narrow_heads import _Task, fit_narrow_head, split_answers
@@ -67,7 +69,7 @@ def test_tokens_off_the_plane_in_few_dimensions_show_the_spaces_that_heads_write
     count = count_extension_calls(3, 2, 8)
     asked = design_extension(calls, 1.0, count, 1e-7, np.random.default_rng(3), basis)
     assert asked.tokens.shape == (count, 8, 10)
-    rows = find_row_spaces(heads, asked, layer(asked.tokens), 2)
+    rows = find_row_spaces(heads, solve_moves(heads, asked, layer(asked.tokens)), 2)
     order = np.argsort(np.argsort(heads.p))
     true = np.argsort(np.einsum("d,mde,e->m", calls.u, layer.theta, calls.v))
     for space, w in zip(rows, layer.w[true][order], strict=True):
@@ -105,7 +107,7 @@ def test_heads_off_the_plane_follow_linearly():
     errors = []
     for off in (1e-5, 1e-7):
         asked = design_extension(calls, 1.0, count, off, np.random.default_rng(3))
-        sketch = extend(heads, asked, LAYER(asked.tokens))
+        sketch = extend(asked, solve_moves(heads, asked, LAYER(asked.tokens)))
         order = np.argsort(heads.p)
         true = np.argsort(np.einsum("d,mde,e->m", calls.u, LAYER.theta, calls.v))
         apart = np.linalg.norm(sketch.w[order] - LAYER.w[true]) / np.linalg.norm(LAYER.w)
@@ -123,6 +125,27 @@ def test_a_layer_is_extracted_without_random_starts():
     assert not found.random_starts
     assert found.calls == sum(step.calls for step in found.plan) <= 40
     assert (found.tokens, found.scalars) == (8 * found.calls, 40 * found.calls)
+
+
+@pytest.mark.parametrize(("m", "d", "scale"), [(3, 12, 0.3), (2, 6, 20.0), (4, 5, 2.0)])
+def test_no_start_is_random_where_heads_are_generic(m, d, scale):
+    """However small or sharp attention is: the sketch tells how large tokens may be."""
+    for seed in range(2):
+        layer = mha.random_layer(n_heads=m, d=d, scale=scale, seed=seed)
+        found = mha.extract(layer, d, seed=seed, max_seconds=10.0)
+        assert found.outcome is mha.Outcome.RECOVERED, found.reason
+        assert not found.random_starts
+        assert mha.compare(found.layer, layer).max_error < 1e-12
+
+
+def test_the_sketch_tells_the_size_of_theta():
+    layer = mha.random_layer(n_heads=2, d=12, scale=0.3, seed=0)
+    calls = plane_of(layer)
+    heads = find_heads_in_plane(calls, layer(calls.tokens), 1e-16)
+    asked = design_extension(
+        calls, 1.0, count_extension_calls(2, 12, 8), 1e-6, np.random.default_rng(3)
+    )
+    assert 0.6 * 0.3 < solve_moves(heads, asked, layer(asked.tokens)).size(12) < 1.5 * 0.3
 
 
 def test_designed_calls_tell_more_of_heads_that_are_nearly_alike():
@@ -180,6 +203,31 @@ def test_heads_that_write_alike_are_told_apart_by_their_turns(kind):
     assert found.algebra.by_turns
     assert not found.random_starts
     assert mha.compare(found.layer, layer).max_error < 1e-11
+
+
+def test_sequences_at_turns_determine_heads_that_write_alike_as_counted():
+    """What an error of the labels of those makes of another one's outputs, at most: with as many as
+    are counted it is of the size of that error, with a third of them not."""
+    layer = mha.hard_layer("parity", n_heads=4, d=8, seed=0)[0]
+    rng, k = np.random.default_rng(0), 8
+    count = count_at_turns(4, 8, k, 1)
+
+    def amplified(n):
+        given = jacobian(layer.theta, layer.w, draw_at_turns(layer.theta, n, k, rng))
+        asked = jacobian(layer.theta, layer.w, draw_at_turns(layer.theta, 20, k, rng))
+        return np.linalg.norm(asked @ np.linalg.pinv(given, rcond=1e-14), axis=1).reshape(20, -1)
+
+    assert np.median(amplified(count).max(axis=1)) < 10
+    assert np.median(amplified(count // 3).max(axis=1)) > 100
+
+
+def test_parity_layers_are_certified():
+    layer = mha.hard_layer("parity", n_heads=4, d=8, seed=0)[0]
+    found = mha.extract(layer, 8, max_calls=300)
+    assert found.outcome is mha.Outcome.RECOVERED, found.reason
+    assert found.algebra.by_turns
+    assert found.certificate.relative_mse < 1e-25
+    assert mha.compare(found.layer, layer).max_error < 1e-12
 
 
 def test_a_sweep_shows_heads_of_one_image_and_not_more():
@@ -342,6 +390,25 @@ def test_a_last_row_with_positions_before_and_after_it_is_refused():
 def test_a_box_must_answer_in_a_known_shape():
     with pytest.raises(ValueError, match="of the last row alone"):
         session(lambda x: x[:, :2]).ask(np.zeros((2, 4, 3)), "test")
+
+
+def test_what_a_box_does_wrong_is_told_in_one_line():
+    def fails(x):
+        return x @ np.ones((4, 4))
+
+    for box, said in [
+        (fails, "d = 3"),
+        (lambda x: np.full_like(x, np.nan), "NaN or infinite"),
+        (lambda x: "hello", "expected"),
+    ]:
+        with pytest.raises(ValueError, match=said) as error:
+            mha.extract(box, 3)
+        assert "\n" not in str(error.value)
+
+
+def test_a_box_that_answers_nothing_but_zeros_is_no_error():
+    found = mha.extract(lambda x: np.zeros(x.shape), 3, max_calls=30)
+    assert found.outcome is not mha.Outcome.RECOVERED
 
 
 def test_a_session_asks_nothing_beyond_its_budget():

@@ -56,8 +56,10 @@ attends to one end of a call on one side of an angle of the plane, and to the ot
 Sweeps, sharper and sharper where answers bend, show these turns one by one; matching pursuit finds
 the points (p, s) behind them. Tokens between the turns, far out, then make the answers linear in
 all W_i; tokens at the turns, moved alike, tell Theta_i v; and tokens at the turns of any y, moved
-apart, tell the rest of Theta_i, by linear steps. Half of the sequences that end it lie at turns
-too: random ones tell such heads apart badly.
+apart, tell the rest of Theta_i, by linear steps. Of the sequences that end it most lie at turns
+too. A row there tells of Theta one number for each dimension that heads write to, however many
+outputs there are, and sequences are counted by that: from fewer, the rounding of a box comes back a
+thousand times larger, and nothing can be certified.
 
 **Narrow heads.** Where heads have a known rank r and together write to no more dimensions than
 there are outputs, tokens leave the plane in r random dimensions only. That shows, for as many fewer
@@ -68,8 +70,9 @@ points. A causal mask changes none of this: rows then average over the tokens th
 **Calls that are designed.** Where a fit leaves a direction of the parameters nearly open, the next
 calls are those whose outputs move most along it.
 
-**The rest.** With W known, small logits make the answers nearly linear in Theta; Gauss-Newton
-ends it on random sequences, of which some certify: the judge is that of `learn`.
+**The rest.** With W known, small logits make the answers nearly linear in Theta, so that the
+smallest of the random sequences are fitted first; Gauss-Newton
+ends it on all random sequences, of which some certify: the judge is that of `learn`.
 
 Where answers are coarse or random, where there is one output, or tokens of a cube or a
 vocabulary, there is no such plane: random sequences of a size that makes attention neither flat
@@ -99,11 +102,9 @@ OPEN = """## Not reached
 
 Heads as decoders have them are not found by algebra: their calls are random. Turns need tokens of
 any size: in a ball, a cube or a vocabulary heads that write alike are left to random starts, and so
-are they under a causal mask. Where heads cancel, digits are lost: parity layers end as `FITTED`
-where what is left of held-out answers is above the precision of doubles, and the table has the
-error of their parameters. Fresh sequences are few near a budget, and the certificate's
-share of inputs is
-small accordingly.
+are they under a causal mask. Heads whose Theta differ by a thousandth of their size are told
+apart in some boxes and not in others, which end as `FITTED` or at the time limit. Fresh sequences
+are few near a budget, and the certificate's share of inputs is small accordingly.
 """
 
 RESPONSIBLE = """## Responsible use
@@ -148,7 +149,7 @@ def _table(runs: list[Record]) -> str:
         "line is one setting, a teacher a seed. Good: every parameter to the goal. Calls and",
         "scalars are medians and all that was asked, certifying calls among them.",
         "Random starts: runs that made any. Seconds are of the processor, medians on a busy",
-        "machine. Error over bound: root",
+        "machine. Code: the commits that were measured. Error over bound: root",
         "mean square over parameters, over the Cramer-Rao bound of the calls that were fitted,",
         "median. Over limit: most calls of a run over the counting limit of calls of that length,",
         "where it was recorded. Heads are told where starts are random. `random` and `cube` are",
@@ -157,8 +158,8 @@ def _table(runs: list[Record]) -> str:
         f"Published at d = 8, six heads: {published(6, 8)} scalars.",
         "",
         "| setting | good | goal | worst error | recovered | calls | over limit | scalars "
-        "| random starts | error over bound | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| random starts | error over bound | seconds | code |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, line in LINES.items():
         if " of rank " in name:  # a table of their own
@@ -193,6 +194,7 @@ def _row(name: str, line: Line, runs: list[Record]) -> str:
         f"{starts}/{len(runs)}",
         f"{np.median(over):.2f}" if over else "-",
         f"{median('processor_seconds'):.1f}",
+        ", ".join(sorted({run["code"] for run in runs})),
     )
     return "| " + " | ".join(cells) + " |"
 

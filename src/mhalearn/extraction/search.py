@@ -20,12 +20,12 @@ from mhalearn.judge.solution import Solution
 from mhalearn.layer.base import Layer
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.queries.algebra import find_by_algebra
+from mhalearn.learners.queries.at_turns import Alike, count_at_turns, rank_of_images
 from mhalearn.learners.queries.design import design_calls
 from mhalearn.learners.queries.domain import Domain, half_sharp_size, mantissa_unit
 from mhalearn.learners.queries.extension import AlgebraFound
 from mhalearn.learners.queries.learner import FromAlgebra, NeedsMore
 from mhalearn.learners.queries.session import BudgetSpent, Session
-from mhalearn.learners.queries.turns import draw_at_turns
 from mhalearn.run.outcome import Outcome
 
 RANDOM = "random sequences, to fit and to certify"
@@ -46,6 +46,8 @@ _DESIGNED, _MOST_DESIGNED = 4, 1024
 _LOGITS = 1.5
 # The same where heads write alike: small logits show little but their sum.
 _LOGITS_OF_ALIKE = 5.0
+# By how much tokens are smaller where heads were not found from those before.
+_SMALLER = 0.7
 # Sizes of tokens, among which that of random ones is chosen.
 _LADDER = (0.06, 0.12, 0.25, 0.5, 2.0)
 # Unknowns of Theta up to which attention is fitted with W known; rounding of exact answers.
@@ -55,10 +57,11 @@ _PLAUSIBLE = 4
 _RECOVERED = (Outcome.RECOVERED, Outcome.RECOVERED_ON_SPAN)
 
 
-def _wants_more(solution: Solution) -> bool:
-    """Whether more random sequences may tell what these did not."""
+def _wants_more(solution: Solution, *, exact: bool) -> bool:
+    """Whether more random sequences may tell what these did not. exact: answers are neither rounded
+    nor random, so that what is left of them is not theirs."""
     if solution.outcome is Outcome.FITTED:
-        return solution.certificate is None
+        return exact or solution.certificate is None
     return solution.outcome in (
         Outcome.STUCK,
         Outcome.NOT_IDENTIFIED,
@@ -85,7 +88,7 @@ class Search:
         self._y: NDArray[Any]
         self._spent_on: str | None = None
         self._estimator: AttentionRegressor | None = None
-        self._alike: Float64 | None = None  # heads that only their turns tell apart
+        self._alike: Alike | None = None  # heads that only their turns tell apart
         self._begin()
 
     def _begin(self) -> None:
@@ -119,7 +122,9 @@ class Search:
             where = "by where they turn" if algebra.by_turns else "on a plane"
             self._teller.found(algebra.heads.n_heads, f"{algebra.heads.n_heads} heads, {where}")
             if algebra.by_turns and algebra.sketch is not None:
-                self._alike = algebra.sketch.theta
+                rank = rank_of_images(algebra.heads.images)
+                count = count_at_turns(heads, self._domain.d, self._k, rank)
+                self._alike = Alike(algebra.sketch.theta, count)
             logits = _LOGITS_OF_ALIKE if algebra.by_turns else _LOGITS
             self._size = math.sqrt(logits / max(algebra.size, 1e-300))
         elif self._domain.is_continuous:
@@ -129,14 +134,16 @@ class Search:
             more = self._ask_up_to(heads, ratio)
             if solution is not None and not more:
                 break
-            if learner is not None and algebra is not None and algebra.rows is not None:
+            if learner is not None:
                 learner.last_resort = round_ == _ROUNDS - 1 or self._spent_on is not None
             try:
                 solution = self._fit(learner)
             except NeedsMore:
                 ratio *= _MORE_OF_NARROW
+                if algebra is not None and algebra.rows is None:
+                    self._size *= _SMALLER
                 continue
-            if self._spent_on is not None or not _wants_more(solution):
+            if self._spent_on is not None or not _wants_more(solution, exact=self._exact):
                 break
             self._ask_designed(solution)
             ratio *= _MORE if algebra is None or algebra.rows is None else _MORE_OF_NARROW
@@ -215,18 +222,25 @@ class Search:
         was asked about."""
         architecture = self._settings.architecture(self._domain.d, self._y.shape[-1], heads)
         wanted = math.ceil(ratio * architecture.counting_limit(self._k)) + 2
+        share = 0.0
+        if self._alike is not None:  # half of them, or as many as tell all of these heads
+            at_turns = max(wanted // 2, math.ceil(ratio / _RATIO * self._alike.calls))
+            wanted += at_turns - wanted // 2
+            share = at_turns / wanted
         count = wanted - len(self._x)
         if count <= 0:
             return False
         possible = min(count, self._session.affordable(self._k))
         if possible < count:
             self._spent_on = RANDOM
-        return possible > 0 and self._ask_random(possible)
+        return possible > 0 and self._ask_random(possible, share)
 
-    def _ask_random(self, count: int) -> bool:
+    def _ask_random(self, count: int, share: float) -> bool:
+        """share: of sequences at the turns of heads that only these tell apart."""
         x = self._domain.draw(count, self._k, self._size, self._rng, self._unit)
-        if self._alike is not None:  # every other one
-            x[::2] = draw_at_turns(self._alike, len(x[::2]), self._k, self._rng)
+        if self._alike is not None:
+            at_turns = np.diff(np.floor(share * np.arange(count + 1))) > 0
+            x[at_turns] = self._alike.draw(int(at_turns.sum()), self._k, self._rng)
         try:
             answers = self._session.ask(x, RANDOM)
         except BudgetSpent as spent:

@@ -81,6 +81,10 @@ class Parametrisation(ABC):
         """The nearest parameters of this class, after a step along its tangent space."""
         return params
 
+    def steady(self, params: Params) -> Params:
+        """The same after a step of Adam, whose steps are as long where gradients are noise."""
+        return params
+
     def penalties(self, params: Params, theta: Any, w: Any) -> Params:
         """What a penalty multiplies the squares of each leaf by: by default none."""
         return jax.tree.map(lambda _: jnp.zeros(()), params)

@@ -153,6 +153,17 @@ class Relaxed(Projected):
             order_by_slope(self.architecture, found, slope)
         return found
 
+    def steady(self, params: Projections) -> Projections:
+        """With orthogonal turns, where queries and keys may take any basis.
+
+        Without heads to turn, Adam moves a turn by noise alone, and in some hundred steps next to a
+        singular one, whose inverse is not finite. A step of Newton and Schulz leads back.
+        """
+        if self.architecture.norm is not None:  # what is normalised takes no other basis
+            return params
+        turns = {name: params[name] for name in ("turn", "rotary_turn") if name in params}
+        return params | {name: _orthogonalise(turn) for name, turn in turns.items()}
+
     @in_float64
     def to_layer(self, params: Projections, units: Units) -> ProjectedLayer:
         read = {name: jnp.asarray(leaf) for name, leaf in self.read(params).items()}
@@ -197,6 +208,11 @@ class Relaxed(Projected):
         positions = _positions(chunk)
         distance = jnp.abs(positions[:, None, :] - positions[:, :, None])
         return -distance[:, :, None] * params["slope"][:, None]
+
+
+def _orthogonalise(turn: Float[Array, "g h h"]) -> Float[Array, "g h h"]:
+    gram = jnp.einsum("gab,gac->gbc", turn, turn)
+    return 1.5 * turn - 0.5 * turn @ gram
 
 
 def _powers(turn: Float[Array, "g h h"], k: int, *, inverse: bool) -> Float[Array, "k g h h"]:

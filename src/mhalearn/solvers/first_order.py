@@ -159,6 +159,7 @@ def _advance(
         slope, loss = jax.grad(objective, has_aux=True)(walk.params, chunk, strength)
         updates, memory = adam.update(slope, walk.memory)
         params = jax.tree.map(lambda a, u: a - (rate * u).astype(a.dtype), walk.params, updates)
+        params = parametrisation.steady(params)
         return Walk(params, memory, loss.astype(walk.loss.dtype)), None
 
     def one(walk: Walk) -> Walk:

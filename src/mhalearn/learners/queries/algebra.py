@@ -16,6 +16,7 @@ from mhalearn.learners.queries.extension import (
     design_extension,
     extend,
     find_row_spaces,
+    solve_moves,
 )
 from mhalearn.learners.queries.plane import HOPELESS, design_plane, find_heads_in_plane
 from mhalearn.learners.queries.session import Session
@@ -54,6 +55,8 @@ def find_by_algebra(
         scale = domain.fit(calls.tokens)
         calls = calls._replace(gain=calls.gain * scale)
         answers = session.ask(calls.tokens, PLANE).astype(np.float64)
+        if not answers.any():
+            return None
         heads = find_heads_in_plane(calls, answers, 1e-16, n_heads)
         if heads is not None and heads.residual < _EXACT:
             break
@@ -72,9 +75,10 @@ def find_by_algebra(
     off = design_extension(calls, np.sqrt(_SLOPE / slope), count, eps, rng, basis)
     gain = off.plane.gain * domain.fit(off.tokens)
     off = off._replace(plane=off.plane._replace(gain=gain))
-    purpose, size = EXTENSION if rank is None else ROW_SPACES, slope / np.sqrt(2)
-    answers = session.ask(off.tokens, purpose).astype(np.float64)
+    purpose = EXTENSION if rank is None else ROW_SPACES
+    moves = solve_moves(heads, off, session.ask(off.tokens, purpose).astype(np.float64))
+    size = moves.size(domain.d)
     if rank is None:
-        return AlgebraFound(heads, extend(heads, off, answers), size, planes)
-    rows = find_row_spaces(heads, off, answers, rank)
+        return AlgebraFound(heads, extend(off, moves), size, planes)
+    rows = find_row_spaces(heads, moves, rank)
     return AlgebraFound(heads, None, size, planes, rows=rows)

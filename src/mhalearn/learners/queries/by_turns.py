@@ -49,7 +49,9 @@ def find_by_turns(
         if found is not None and turns is not None and turns.reach < _LARGEST_TOKENS:
             if session.affordable(k) < turns.count():
                 raise BudgetSpent(VALUES)
-            return AlgebraFound(found, _follow(session, turns), turns.size, planes, by_turns=True)
+            sketch = _follow(session, turns)
+            size = float(np.linalg.norm(sketch.theta)) / np.sqrt(len(sketch.theta))
+            return AlgebraFound(found, sketch, size, planes, by_turns=True)
     return None
 
 

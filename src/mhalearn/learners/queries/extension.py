@@ -52,6 +52,11 @@ class Moves(NamedTuple):
     first: Float64  # of u Theta_i
     second: Float64  # of v Theta_i
 
+    def size(self, d: int) -> float:
+        """About the norm of a Theta, where u and v have features of size one: from 3 m r numbers,
+        where the plane alone has told two of each head."""
+        return float(np.sqrt(d * np.mean(np.square([self.key, self.first, self.second]))))
+
 
 class AlgebraFound(NamedTuple):
     """Heads by algebra: a sketch of them or, of narrow heads, the spaces that they write to, as
@@ -91,19 +96,16 @@ def count_extension_calls(m: int, r: int, k: int, slack: float = 1.4) -> int:
     return int(np.ceil(slack * (m + 3) * r / k))
 
 
-def extend(heads: PlaneHeads, calls: ExtensionCalls, answers: Float64) -> Sketch:
+def extend(calls: ExtensionCalls, moves: Moves) -> Sketch:
     """Heads on all features, from calls that went to all. Trust: an error of the order of eps."""
-    moves = solve_moves(heads, calls, answers)
     return Sketch(_join(calls.plane, moves.key, moves.first, moves.second), moves.images)
 
 
-def find_row_spaces(
-    heads: PlaneHeads, calls: ExtensionCalls, answers: Float64, rank: int
-) -> Float64:
+def find_row_spaces(heads: PlaneHeads, moves: Moves, rank: int) -> Float64:
     """The spaces (m, rank, e) that heads write to, as orthonormal rows, from calls that went to
     `rank` dimensions. Trust: an error of the order of eps over the least singular value of N W_i.
     """
-    images = solve_moves(heads, calls, answers).images
+    images = moves.images
     lengths = np.linalg.norm(images, axis=(1, 2)) / np.linalg.norm(heads.images, axis=1)
     every = np.concatenate([images, (lengths[:, None] * heads.images)[:, None]], axis=1)
     return np.linalg.svd(every, full_matrices=False)[2][:, :rank]

@@ -12,12 +12,25 @@ from numpy.typing import NDArray
 
 from mhalearn._runtime.types import Float64
 from mhalearn._runtime.validation import check_array
-from mhalearn.data.box import Box
+from mhalearn.data.box import Box, BoxFailed
 
 
 class AnyBox(Box):
     """A box that answers (n, k, e), (n, e) or (n,), or without n where it takes one sequence a
     call; its answers are (n, k, e) or, where they are of the last row alone, (n, 1, e)."""
+
+    def _call(self, given: NDArray[Any]) -> Any:
+        try:
+            return super()._call(given)
+        except BoxFailed:
+            raise
+        except Exception as error:
+            said = (str(error).splitlines() or [""])[0]
+            raise ValueError(
+                f"the box fails on X of shape {given.shape} ({type(error).__name__}: {said}): does "
+                f"it take tokens of d = {given.shape[-1]}, and "
+                f"{'one sequence' if self.one_by_one else 'many sequences'} a call?"
+            ) from error
 
     def _ask(self, x: NDArray[Any]) -> NDArray[Any]:
         given = x[0] if self.one_by_one else x
@@ -40,8 +53,21 @@ class AnyBox(Box):
                 f"({said}, e), or of the last row alone ({last}) or one number a sequence"
             )
         full = len(shape) == given.ndim
+        _check_finite(answer)
         labels = np.asarray(answer).reshape(n, k if full else 1, -1)
         return check_array("the answer of the box", labels, 3, narrow=True)
+
+
+def _check_finite(answer: Any) -> None:
+    """A box has no entries to remove."""
+    numbers = np.asarray(answer)
+    if numbers.dtype.kind != "f" or np.isfinite(numbers).all():
+        return
+    count = int(np.sum(~np.isfinite(numbers)))
+    raise ValueError(
+        f"the box answered {count} of {numbers.size} numbers NaN or infinite: mend it, or keep its "
+        "tokens smaller by inputs=RADIUS"
+    )
 
 
 def questions_for_rows(x: Float64, *, causal: bool) -> list[Float64]:

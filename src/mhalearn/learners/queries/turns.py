@@ -15,30 +15,31 @@ Each is well posed, however alike the heads are in what they write. Source: ours
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.optimize import least_squares
 
 from mhalearn._runtime.types import Float64
+from mhalearn.learners.queries.at_turns import (
+    CANDIDATES,
+    SLACK,
+    choose_small,
+    count_at_turns,
+    place_at_turns,
+    rank_of_images,
+)
 from mhalearn.learners.queries.attention_step import plain_rows
 from mhalearn.learners.queries.extension import Sketch
 from mhalearn.learners.queries.plane import PlaneHeads
 from mhalearn.learners.queries.sweep import Sweep
 from mhalearn.solvers.host_steps import attend_on_host
 
-# Logits by which a row prefers one end: where it must be sure, and where heads must differ.
-_SURE, _DIFFERENT = 45.0, 6.0
+# Logits by which a row prefers one end, where it must be sure.
+_SURE = 45.0
 # By how much tokens that move may change logits: of sure rows as a share of `_SURE`, of rows at
 # turns, and of those whose answers shall be linear.
 _SAFE, _MOVED, _LINEAR = 0.2, 0.5, 1e-3
-# Calls over unknowns; logits by which places differ from turns; and the share of gaps between
-# turns that may be smaller than what tells heads apart.
-_SLACK, _JITTER, _MOST = 1.4, 1.0, 0.3
-
 # Linear steps, each a thousandth of the one before or less.
 _CHORDS = 4
-# Of so many y the one is asked about that needs the smallest tokens.
-_CANDIDATES = 4
 
 
 class Moved(NamedTuple):
@@ -83,7 +84,9 @@ class Turns:
     ) -> None:
         self._heads, self._u, self._v, self._k, self._rng = heads, u, v, k, rng
         self.size = float(np.sqrt(np.mean(heads.p**2 + heads.s**2) / 2))
-        self._images = np.linalg.svd(heads.images, full_matrices=False)[2][: _rank(heads.images)]
+        self._images = np.linalg.svd(heads.images, full_matrices=False)[2][
+            : rank_of_images(heads.images)
+        ]
 
     @property
     def reach(self) -> float:
@@ -96,13 +99,13 @@ class Turns:
         return self._of_values(m, d) + self._of_keys(m, d) + self._of_rows(m, d)
 
     def _of_values(self, m: int, d: int) -> int:
-        return int(np.ceil(_SLACK * d * max(1, (m + 1) / self._k))) + 2
+        return int(np.ceil(SLACK * d * max(1, (m + 1) / self._k))) + 2
 
     def _of_keys(self, m: int, d: int) -> int:
-        return int(np.ceil(_SLACK * (d - 2) * max(1, m / self._k))) + 2
+        return int(np.ceil(SLACK * (d - 2) * max(1, m / self._k))) + 2
 
     def _of_rows(self, m: int, d: int) -> int:
-        return int(np.ceil(_SLACK * m * d * d / (self._k * len(self._images)))) + 2
+        return count_at_turns(m, d, self._k, len(self._images))
 
     def design_values(self) -> Moved:
         """Tokens between the turns, so far out that every row is sure."""
@@ -203,7 +206,7 @@ class Turns:
         """Tokens at the turns of random y, each moved a little, across v."""
         d = len(self._u)
         count = self._of_rows(len(keys), d)
-        y = self._rng.standard_normal((_CANDIDATES * count, d))
+        y = self._rng.standard_normal((CANDIDATES * count, d))
         slopes = np.tile(self._heads.s, (len(y), 1))
         rho, t = place_at_turns(y @ keys.T, slopes, self._k, self._rng)
         best = choose_small(rho, t, count)
@@ -239,55 +242,3 @@ class Turns:
             step = solve_triangular(upper, columns.T @ left.ravel())
             theta = theta + step.reshape(m, d, d) @ basis.T
         return Sketch(theta, w)
-
-
-def _rank(images: Float64) -> int:
-    values = np.linalg.svd(images, compute_uv=False)
-    return int(np.sum(values > 1e-9 * values[0]))
-
-
-def place_at_turns(
-    p: Float64, s: Float64, k: int, rng: np.random.Generator
-) -> tuple[Float64, Float64]:
-    """Distances rho (calls,) and places t (calls, k) of tokens rho y + t v: where heads turn.
-
-    p, s: y Theta_i v and v Theta_i v, (calls, m). Far enough out for most heads to turn without
-    their neighbours.
-    """
-    turns, slopes = -p / s, np.abs(s)
-    count, m = turns.shape
-    order = np.argsort(rng.random((count, m)), axis=1)[:, np.arange(k) % m]
-    if m > 1:
-        ordered = np.sort(turns, axis=1)
-        reach = ordered[:, -1] - ordered[:, 0]
-        gap = np.quantile(np.diff(ordered, axis=1), _MOST, axis=1)
-    else:
-        reach = gap = np.maximum(np.abs(turns[:, 0]), 1e-3)
-    rho = np.sqrt(_DIFFERENT / (np.median(slopes, axis=1) * gap * reach))
-    slope = np.take_along_axis(slopes, order, axis=1) * (rho**2 * reach)[:, None]
-    t = np.take_along_axis(turns, order, axis=1) + _JITTER * rng.standard_normal((count, k)) / slope
-    return rho, rho[:, None] * t
-
-
-def choose_small(rho: Float64, t: Float64, count: int) -> NDArray[np.intp]:
-    """Of equally many candidates for each of `count` calls the one with the smallest tokens."""
-    far = np.maximum(rho, np.abs(t).max(axis=1)).reshape(count, -1)
-    chosen: NDArray[np.intp] = np.argmin(far, axis=1) + far.shape[1] * np.arange(count)
-    return chosen
-
-
-def draw_at_turns(theta: Float64, count: int, k: int, rng: np.random.Generator) -> Float64:
-    """Random sequences (count, k, d) that tell heads (m, d, d) apart, whatever they write: along a
-    random direction at their turns, and moved off it by as much as changes logits by about one."""
-    m, d, _ = theta.shape
-    y, v = rng.standard_normal((2, _CANDIDATES * count, d))
-    keys = np.einsum("mde,ce->cmd", theta, v)
-    p, s = np.einsum("cmd,cd->cm", keys, y), np.einsum("cmd,cd->cm", keys, v)
-    rho, t = place_at_turns(p, s, k, rng)
-    best = choose_small(rho, t, count)
-    y, v, rho, t = y[best], v[best], rho[best], t[best]
-    size = float(np.linalg.norm(theta)) / np.sqrt(m)
-    far = np.maximum(rho, np.abs(t).max(axis=1))
-    noise = rng.standard_normal((count, k, d)) * (np.sqrt(d) / (size * far))[:, None, None]
-    tokens: Float64 = (rho[:, None] * y)[:, None] + t[..., None] * v[:, None] + noise
-    return tokens
