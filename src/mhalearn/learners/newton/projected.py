@@ -42,6 +42,9 @@ from mhalearn.solvers.scaled_problem import Problem, make_problem
 # Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much.
 _RATE, _FADING, _FADED = 0.08, 0.6, 1e-5
 _BLOCK, _STEPS = 100, 1500
+# Of the heads that are kept, rounds of as many steps at most, while the loss is above this and each
+# leaves no more than such a share of it.
+_ROUNDS, _SETTLED, _PAYS = 3, 1e-4, 0.5
 # Features up to which so many steps do; more need as many times more.
 _WIDTH = 96
 # Tokens a step; more keep an accelerator busy.
@@ -151,7 +154,35 @@ def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) ->
         return Relaxed(heads.architecture, frees=kind.frees).to_layer(
             on_device(heads.params), problem.units
         )
+    if not large:
+        heads = settle_heads(heads, problem, run, rng, stage)
     return polish_heads(heads, problem, run, stage)
+
+
+def settle_heads(
+    heads: Heads, problem: Problem, run: Run, rng: np.random.Generator, stage: str
+) -> Heads:
+    """More of Adam, now on the heads that were kept, while it pays.
+
+    What pruning changed, and sharp heads whose logits still grow, take Gauss-Newton some tens of
+    damped steps, each of which costs as much as a thousand of these.
+    """
+    kind = Relaxed(heads.architecture, frees=problem.data.positions is None)
+    wide = replace(problem, parametrisation=kind)
+    params: Params = kind.relax(heads.params)
+    loss = loss_of(params, wide)
+    for number in range(_ROUNDS):
+        if not loss > _SETTLED or run.is_over():
+            break
+        name = f"{stage}, kept heads {number + 1}"
+        found, _ = anneal_student(params, wide, run, _STEPS, rng, name, penalised=False)
+        before, after = loss, loss_of(on_device(found), wide)
+        if not after < before:
+            break
+        params, loss = on_device(found), after
+        if after > _PAYS * before:
+            break
+    return heads._replace(params={name: np.asarray(leaf) for name, leaf in params.items()})
 
 
 def polish_heads(heads: Heads, problem: Problem, run: Run, stage: str) -> Layer:
@@ -161,17 +192,21 @@ def polish_heads(heads: Heads, problem: Problem, run: Run, stage: str) -> Layer:
     kind = Relaxed(heads.architecture, frees=problem.data.positions is None)
     params: Params = heads.params
     if kind.frees_any:
-        wide = replace(problem, parametrisation=kind)
-        params, loss = descend_wider(kind.relax(params), wide, run, f"{stage}, wider class")
-        if ROUNDING <= loss < _READABLE:
-            kind = replace(kind, frees_sizes=True)
-            wide = replace(problem, parametrisation=kind)
-            params = finish(kind.relax(params), wide, run, f"{stage}, weak directions")
+        wide, sized = replace(problem, parametrisation=kind), replace(kind, frees_sizes=True)
+        params, loss, stalled = descend_wider(
+            kind.relax(params), wide, run, f"{stage}, wider class"
+        )
+        name, enough = f"{stage}, weak directions", _NEAR if sized.sized() else ROUNDING
+        if loss >= enough and (stalled or loss < _READABLE):
+            params, loss = finish(params, wide, run, name, enough=enough)
+        if sized.sized() and ROUNDING <= loss < _NEAR:
+            kind, wide = sized, replace(problem, parametrisation=sized)
+            params, _ = finish(kind.relax(params), wide, run, f"{stage}, sizes")
         params = kind.read(params)
     params, name = on_device(params), f"{stage}, polish"
     loss = loss_of(params, narrow)
     if ROUNDING <= loss < _READABLE and kind.frees_any:  # that reading has left
-        params = finish(params, narrow, run, name)
+        params, _ = finish(params, narrow, run, name)
     elif not loss < ROUNDING:
         params = minimise(params, narrow, run, stage=name).params
     layer: Layer = narrow.to_layer(params)
@@ -180,13 +215,17 @@ def polish_heads(heads: Heads, problem: Problem, run: Run, stage: str) -> Layer:
 
 def descend_wider(
     params: Params, problem: Problem, run: Run, stage: str
-) -> tuple[dict[str, Float64], float]:
-    """Gauss-Newton to rounding, or until steps gain little; and the loss."""
+) -> tuple[Params, float, bool]:
+    """Gauss-Newton to rounding, or until steps gain little; the loss; and whether that was because
+    conjugate gradients did not solve for them, and J^T J can help."""
     kind = problem.parametrisation
     assert isinstance(kind, Relaxed)
     enough = _NEAR if replace(kind, frees_sizes=True).sized() else 0.0
+    helps = may_form_normal_matrix(problem)
+    if helps and kind.frees_norm:  # with gains of one to eight they never do
+        return dict(params), loss_of(params, problem), True
     state = init_state(jax.tree.map(lambda leaf: np.asarray(leaf)[None], params))
-    loss = float("inf")
+    loss, stalled = float("inf"), False
     for step in range(_WIDER_STEPS):
         before = loss
         state = take_step(state, problem, JOINT)
@@ -194,27 +233,40 @@ def descend_wider(
         run.emit(stage, step, loss)
         if loss < ROUNDING and loss < before / 2:
             continue  # what is badly conditioned gains even there, and polish would cost more
-        slow = _LITTLE * before < loss < _READABLE
-        if slow or loss < enough or has_converged(state).all() or run.is_over():
+        slow = loss > _LITTLE * before
+        stalled = slow and helps and loss < _PROMISING and not state.solved[0]
+        end = stalled or (slow and loss < _READABLE) or loss < enough
+        if end or has_converged(state).all() or run.is_over():
             break
-    return {name: np.asarray(leaf)[0] for name, leaf in state.params.items()}, loss
+    return {name: np.asarray(leaf)[0] for name, leaf in state.params.items()}, loss, stalled
 
 
-def finish(params: Params, problem: Problem, run: Run, stage: str) -> Params:
-    """By steps that begin with J^T J, where it can be formed: biases that meet slow rotations, and
-    epsilons, are hardly seen beside the rest."""
+def finish(
+    params: Params, problem: Problem, run: Run, stage: str, *, enough: float = ROUNDING
+) -> tuple[Params, float]:
+    """By steps that begin with J^T J, where it can be formed, until the loss is enough: biases that
+    meet slow rotations, and epsilons, are hardly seen beside the rest."""
     if may_form_normal_matrix(problem):
-        return descend_with_normal_matrix(params, problem, run, stage=stage).params
-    return minimise(on_device(params), problem, run, stage=stage).params
+        ended = descend_with_normal_matrix(params, problem, run, stage=stage, enough=enough)
+        return ended.params, ended.loss
+    found = minimise(on_device(params), problem, run, stage=stage)
+    return found.params, found.loss
 
 
 @in_float64
 def anneal_student(
-    params: Params, problem: Problem, run: Run, steps: int, rng: np.random.Generator, stage: str
+    params: Params,
+    problem: Problem,
+    run: Run,
+    steps: int,
+    rng: np.random.Generator,
+    stage: str,
+    *,
+    penalised: bool = True,
 ) -> tuple[dict[str, Float64], float]:
-    """Adam in single precision on random examples, while the penalty fades."""
+    """Adam in single precision on random examples, while the penalty, if there is one, fades."""
     progress = np.arange(steps) / steps
-    first = critical_penalty(problem)
+    first = critical_penalty(problem) if penalised else 0.0
     strengths = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
     tokens = _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH
     batch = -(-tokens * problem.count_sequences() // problem.rows)
