@@ -73,7 +73,9 @@ def summarise(records: list[Record]) -> list[list[str]]:
             counts = []
             for used in (True, False):
                 of = [record for record in here if record["used"] == used]
-                counts.append(f"{sum(map(is_exact, of))} of {len(of)}")
+                late = sum(record.get("outcome") == "TIME_LIMIT" for record in of)
+                late_too = f", {late} out of time" if late else ""
+                counts.append(f"{sum(map(is_exact, of))} of {len(of)}{late_too}")
             sizes = ", ".join(sorted({str(record["n"]) for record in here if "n" in record}))
             shared = f"{HEADS} that share {'one key' if groups == 1 else f'{groups} keys'}"
             rows.append([shared, sizes, f"{ratio:g}", *counts])
