@@ -212,7 +212,25 @@ def test_wrong_positions_are_never_called_recovered():
     assert found.certificate_ is None or not found.certificate_.recovered
 
 
-def test_the_number_of_such_heads_must_be_given():
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"rope": ROPE, "kv_heads": 1}, "kv_heads"), ({"position_bias": "alibi"}, "alibi")],
+)
+def test_heads_whose_kind_depends_on_their_number_need_it(given, said):
     x = np.zeros((4, 3, 4))
-    with pytest.raises(ValueError, match="give a number"):
-        mha.AttentionRegressor(head_dim=2, rope=ROPE).fit(x, x)
+    with pytest.raises(ValueError, match=f"{said}.*give a number"):
+        mha.AttentionRegressor(head_dim=2, **given).fit(x, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "heads", "d"),
+    [({"rope": ROPE}, 3, 8), ({"rope": ROPE}, 2, 8), ({"sinks": True, "window": 4}, 2, 12)],
+)
+def test_the_number_of_heads_is_found(given, heads, d):
+    """Also where the student begins with more, some of which become copies."""
+    layer, x, y = teach(given, heads=heads, d=d)
+    found = mha.AttentionRegressor(head_dim=4, causal=True, **given).fit(x, y)
+    assert found.outcome_ is mha.Outcome.RECOVERED, found.solution_.reason
+    assert found.n_heads_ == heads
+    assert mha.compare(found.layer_, layer).max_error < 1e-10

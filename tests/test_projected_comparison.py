@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_projected import VARIANTS, D, K, N, inputs_of, layer_of
+from test_projected import POSITIONS, VARIANTS, D, K, N, inputs_of, layer_of
 
 import mhalearn as mha
 
@@ -139,18 +139,61 @@ def test_every_parameter_counts(name):
     assert mha.compare(layer, layer).max_error < 1e-13
 
 
-def test_the_layout_of_pairs_is_a_matter_of_order():
-    layer = layer_of("rotary")
-    first, second = layer.architecture.rope.pairs(4)
-    order = np.stack([first, second], axis=1).ravel()
-    params = layer.params | {side: layer.params[side][..., order] for side in ("query", "key")}
-    rope = replace(layer.architecture.rope, layout="interleaved")
-    other = layer.replace(architecture=replace(layer.architecture, rope=rope), params=params)
+def with_neighbours_as_pairs(layer):
+    """A half-split layer as an interleaved one, its dimensions in another order."""
+    a = layer.architecture
+    first, second = a.rope.pairs(a.qk_rank)
+    order = np.arange(a.qk_rank)
+    order[: a.rotated] = np.stack([first, second], axis=1).ravel()
+    params = dict(layer.params)
+    sides = ("query", "key") if a.latent is None else ("query",)  # whose key is no head's own
+    for side in sides:
+        for name in {side, f"{side}_bias", f"{side}_gain"} & params.keys():
+            params[name] = params[name][..., order]
+    if a.latent is not None:
+        params["rotary_key"] = params["rotary_key"][:, order[: a.rotated]]
+    other = replace(a, rope=replace(a.rope, layout="interleaved"))
+    return layer.replace(architecture=other, params=params)
+
+
+LAYOUTS = ["partial rotary", "dynamic NTK", "Gemma 3", "gpt-oss", "DeepSeek-V3"]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_layout_of_pairs_is_a_matter_of_order(name):
+    """No function shows it, with gains, biases, shared keys, latents or given positions."""
+    layer = mha.random_layer(**({"n_heads": 4, "d": 9, "head_dim": 8} | VARIANTS[name]), seed=1)
+    other = with_neighbours_as_pairs(layer)
+    x = np.random.default_rng(0).standard_normal((N, K, 9))
+    for options in ({}, {"positions": POSITIONS}):
+        np.testing.assert_allclose(other(x, **options), layer(x, **options), atol=1e-12)
+    assert mha.compare(other, layer).max_error < 1e-12
+    wrong = layer.replace(architecture=other.architecture)
+    assert mha.compare(wrong, layer).max_error > 0.1
+
+
+SCALED = {
+    "rotary": "query",
+    "soft-cap": "query",
+    "ALiBi": "query",
+    "T5": "query",
+    "gpt-oss": "query",
+    "RMS norm": "query_gain",
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_the_scale_of_logits_is_taken_up_by_queries_or_their_gains(name):
+    layer, taken = layer_of(name), SCALED[name]
+    params = dict(layer.params)
+    for one in {taken, f"{taken}_bias"} & params.keys():
+        params[one] = params[one] / 3
+    scale = 3 * layer.architecture.qk_rank**-0.5
+    other = layer.replace(
+        architecture=replace(layer.architecture, logit_scale=scale), params=params
+    )
     x = np.random.default_rng(0).standard_normal((N, K, D))
     np.testing.assert_allclose(other(x), layer(x), atol=1e-13)
-    assert mha.compare(other, layer).max_error < 1e-13
-    wrong = layer.replace(architecture=replace(layer.architecture, rope=rope))
-    assert mha.compare(wrong, layer).max_error > 0.1
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,8 @@ def architecture_of(name):
     return Architecture(**({"d": D, "n_heads": 4, "head_dim": 4, "out_dim": 4} | CASES[name]))
 
 
-def jacobian(a, seed=0):
-    """Of N examples, (N, K e, parameters)."""
+def at_random(a, seed=0):
+    """Outputs of N examples as a function of all parameters, and some of these."""
     rng = np.random.default_rng(seed)
     kind = a.parametrisation()
     with float64():
@@ -117,8 +117,14 @@ def jacobian(a, seed=0):
         )
         chunk = jax.tree.map(jnp.asarray, chunk)
         flat, unflatten = ravel_pytree(params)
-        of = jax.jit(jax.jacfwd(lambda flat: kind.outputs(unflatten(flat), chunk)))
-        return np.asarray(of(flat)).reshape(N, K * a.outputs, -1)
+    return lambda flat: kind.outputs(unflatten(flat), chunk), flat
+
+
+def jacobian(a, seed=0):
+    """Of N examples, (N, K e, parameters)."""
+    outputs, flat = at_random(a, seed)
+    with float64():
+        return np.asarray(jax.jit(jax.jacfwd(outputs))(flat)).reshape(N, K * a.outputs, -1)
 
 
 def rank_of(blocks):
@@ -191,3 +197,19 @@ def test_matrices_show_that_heads_share_keys():
     assert not grouped.contains(layer.replace(theta=layer.theta[[0, 2, 1, 3]]))
     assert not grouped.contains(mha.random_layer(4, 6, rank=2))
     assert not replace(grouped, rope=ROPE).contains(layer)
+
+
+@pytest.mark.parametrize(("name", "shown"), [("L2 norm", True), ("own scale", False)])
+def test_the_scale_of_logits_shows_where_unit_vectors_have_no_gains(name, shown):
+    """Elsewhere a step in it is a step in the queries."""
+    a = architecture_of(name)
+    made = []
+    for scale in (a.logit_scale - 1e-4, a.logit_scale + 1e-4):
+        outputs, flat = at_random(replace(a, logit_scale=scale))
+        with float64():
+            made.append(np.asarray(outputs(flat)).ravel())
+    wanted = (made[1] - made[0]) / 2e-4
+    design = jacobian(a).reshape(len(wanted), -1)
+    left = wanted - design @ np.linalg.lstsq(design, wanted, rcond=1e-10)[0]
+    off = np.linalg.norm(left) / np.linalg.norm(wanted)
+    assert off > 1e-2 if shown else off < 1e-6

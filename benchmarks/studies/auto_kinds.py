@@ -22,14 +22,18 @@ import numpy as np
 import mhalearn as mha
 from benchmarks.ledger import Record, console, finite, names, opened, say_bar, study
 from benchmarks.studies.decoders import HEAD_DIM, HEADS, RATIO, D, K, is_exact
+from mhalearn.layer.position_bias import T5Bias
 
 LIMIT, BASE = 1800.0, 1e-6
 FIELDS = ("rope", "window", "kv_heads", "softcap", "sinks", "position_bias")
 KINDS = {
     "rotary": {"rope": mha.Rope(12345.678)},
     "rotary, grouped, window": {"rope": mha.Rope(500.0), "kv_heads": 2, "window": 9},
+    "partial rotary": {"rope": mha.Rope(200.0, fraction=0.5)},
     "soft-cap, sinks": {"softcap": 4.5, "sinks": True},
+    "sinks, window": {"sinks": True, "window": 6},
     "ALiBi": {"position_bias": "alibi"},
+    "T5": {"position_bias": T5Bias(bidirectional=False)},
     "plain": {},
 }
 

@@ -149,6 +149,10 @@ def is_exact(record: Record) -> bool:
     return right and record["error"] <= EXACT
 
 
+def _count_seeds(n: int) -> str:
+    return f"{n} seeds" if n > 1 else "one seed"
+
+
 def summarise(records: list[Record]) -> list[list[str]]:
     """A row a variant: runs, exact ones, the largest error of these, seconds, Adam's error."""
     rows = []
@@ -172,7 +176,7 @@ def summarise(records: list[Record]) -> list[list[str]]:
                 f"{max(errors):.0e}" if errors else "-",
                 str(len(claimed)),
                 f"{max(spent):.0f}" if spent else "-",
-                f"{adam[0]:.0e} to {adam[-1]:.0e}" if adam else "-",
+                f"{adam[0]:.0e} to {adam[-1]:.0e}, {_count_seeds(len(adam))}" if adam else "-",
             ]
         )
     return rows

@@ -1,7 +1,7 @@
 """Do heads that share keys and values need fewer examples where that is used?
 
     python benchmarks/studies/grouping.py           every number of examples, six seeds
-        --seeds 0:2 --groups 1 --out part.json
+        --seeds 0:2 --groups 1 --ratios 4 8 --out part.json
         --merge part.json ...                       take such files over into the default one
         --table                                     print what the JSON holds
 
@@ -25,7 +25,7 @@ from benchmarks.ledger import Record, console, finite, opened, say_bar, study
 from benchmarks.studies.decoders import is_exact
 
 D, HEADS, HEAD_DIM, K, LIMIT = 16, 4, 4, 12, 60.0
-RATIOS = (1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
+RATIOS = (3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 GROUPS = (1, 2)
 ROPE = mha.Rope(100.0)
 
@@ -73,7 +73,9 @@ def summarise(records: list[Record]) -> list[list[str]]:
             counts = []
             for used in (True, False):
                 of = [record for record in here if record["used"] == used]
-                counts.append(f"{sum(map(is_exact, of))} of {len(of)}")
+                late = sum(record.get("outcome") == "TIME_LIMIT" for record in of)
+                late_too = f", {late} out of time" if late else ""
+                counts.append(f"{sum(map(is_exact, of))} of {len(of)}{late_too}")
             sizes = ", ".join(sorted({str(record["n"]) for record in here if "n" in record}))
             shared = f"{HEADS} that share {'one key' if groups == 1 else f'{groups} keys'}"
             rows.append([shared, sizes, f"{ratio:g}", *counts])
@@ -83,11 +85,12 @@ def summarise(records: list[Record]) -> list[list[str]]:
 def main() -> None:
     parser = study(__doc__, "grouping", "0:6", "newton")
     parser.add_argument("--groups", type=int, nargs="+", default=list(GROUPS))
+    parser.add_argument("--ratios", type=float, nargs="+", default=list(RATIOS))
     options = parser.parse_args()
     ledger, anything = opened(options)
     for seed in options.seeds if anything else ():
         for groups in options.groups:
-            for ratio in RATIOS:
+            for ratio in options.ratios:
                 for used in (True, False):
                     key = {"groups": groups, "ratio": ratio, "used": used, "seed": seed}
                     found = ledger.run(key, partial(fit, **key))

@@ -22,7 +22,8 @@ Beside = dict[str, Any]
 
 
 def usual_sizes(config: Config) -> Sizes:
-    heads = number(config, "num_attention_heads", "n_head", "num_heads", "n_heads")
+    names = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
+    heads = number(config, *names)
     groups = config.get("num_key_value_heads")
     width = number(config, "hidden_size", "n_embd", "n_embed", "d_model")
     head_dim = config.get("head_dim")

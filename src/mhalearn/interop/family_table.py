@@ -173,6 +173,7 @@ FAMILIES: dict[str, Family] = {
         settings.gpt_neo,
     ),
     "opt": Family("OPT", _separate("OPT", _OPT), settings.usual_sizes, settings.plain),
+    "xglm": Family("XGLM", _separate("XGLM", _OPT), settings.usual_sizes, settings.plain),
     "mpt": Family(
         "MPT",
         _naming("MPT", r"blocks\.(?P<layer>\d+)\.attn\.", _MPT, Stacked(*_MPT)),

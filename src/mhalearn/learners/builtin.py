@@ -46,9 +46,22 @@ class Newton(Learner):
     whitens = True
 
     def supports(self, architecture: Architecture) -> str | None:
-        if architecture.is_plain or architecture.n_heads is not None:
+        a = architecture
+        if a.is_plain or a.n_heads is not None:
             return None
-        return f"n_heads is open, which heads with {architecture.extras()[0]} need: give a number"
+        from mhalearn.layer.position_bias import Alibi
+
+        told = {
+            "kv_heads": a.kv_heads is not None,  # groups of how many, the number of heads says
+            "position_bias='alibi'": isinstance(a.distance_bias, Alibi),  # and so it does slopes
+            "a latent": a.latent is not None,
+            "a norm of all heads": a.norm is not None and a.norm.across_heads,
+            "no head_dim": a.head_dim is None,
+        }
+        for what, needs in told.items():
+            if needs:
+                return f"n_heads is open, which heads with {what} need: give a number"
+        return None
 
     def learn(
         self, examples: Examples, architecture: Architecture, run: Run, options: NewtonOptions

@@ -68,8 +68,9 @@ def descend_with_normal_matrix(
     *,
     stage: str,
     max_steps: int = 40,
+    enough: float = ROUNDING,
 ) -> Descended:
-    """Damped steps until nothing improves.
+    """Damped steps until nothing improves, or the loss is below what is enough.
 
     Cost: that of `head_normal_matrix` and of a Cholesky factor, once or twice; some ten products a
     step. Trust: the loss never rises.
@@ -83,7 +84,7 @@ def descend_with_normal_matrix(
     downhill, squared = replicate(_downhill(params, data, kind))
     for step in range(max_steps):
         right, loss = np.asarray(ravel_pytree(downhill)[0]), float(squared) / energy
-        if loss < ROUNDING or run.is_over():
+        if loss < enough or run.is_over():
             break
         relative = max(damping * _DAMPING * min(1.0, loss), _LEAST * max(1.0, damping))
         if normal is None:
@@ -114,7 +115,7 @@ def descend_with_normal_matrix(
         idle = 0 if gain > IDLE * loss or rejected else idle + 1
         loss = min(loss, after) if math.isfinite(after) else loss
         run.emit(stage, step, loss, at_hand=partial(problem.to_layer, params))
-        if loss < ROUNDING or idle >= IDLE_STEPS or rejected > _MOST_REJECTED:
+        if loss < enough or idle >= IDLE_STEPS or rejected > _MOST_REJECTED:
             break
         if rejected:  # as a rule the gauge moved; and what the factor has not got is no gain
             damping = max(damping, _LEAST_IN_FACTOR / _LEAST)

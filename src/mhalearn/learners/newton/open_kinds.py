@@ -22,12 +22,8 @@ from mhalearn.layer.open_heads import OpenHeads
 from mhalearn.layer.parametrisation import Params
 from mhalearn.layer.projected import Projected
 from mhalearn.learners.newton.model_selection import split_for_selection
-from mhalearn.learners.newton.projected import (
-    FoundKind,
-    anneal_student,
-    compare_patterns,
-    on_device,
-)
+from mhalearn.learners.newton.projected import FoundKind
+from mhalearn.learners.newton.student import anneal_student, compare_patterns, on_device
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.dense_normal_equations import descend_densely

@@ -9,43 +9,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from mhalearn._runtime.programs import compiled, in_float64
 from mhalearn._runtime.seeds import Stream, generator
-from mhalearn._runtime.types import Array, Float, Float64
+from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
-from mhalearn.layer.batches import Chunk, in_one_chunk
 from mhalearn.layer.distinct_heads import Heads, fill_with_heads, keep_distinct_heads
 from mhalearn.layer.parametrisation import Params
 from mhalearn.layer.position_bias import Alibi
 from mhalearn.layer.projected import Projected
 from mhalearn.layer.relaxed import Relaxed
-from mhalearn.learners.newton.factored import critical_penalty
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
+from mhalearn.learners.newton.student import (
+    BLOCK,
+    STEPS,
+    anneal_student,
+    compare_patterns,
+    on_device,
+)
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.damping import ROUNDING
-from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, anneal, cosine_rates
 from mhalearn.solvers.gauss_newton import JOINT, has_converged, init_state, loss_of, take_step
 from mhalearn.solvers.head_steps import descend_with_normal_matrix, may_form_normal_matrix
 from mhalearn.solvers.polish import minimise
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
-# Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much.
-_RATE, _FADING, _FADED = 0.08, 0.6, 1e-5
-_BLOCK, _STEPS = 100, 1500
 # Features up to which so many steps do; more need as many times more.
 _WIDTH = 96
-# Tokens a step; more keep an accelerator busy.
-_BATCH_CPU, _BATCH = 2**10, 2**13
+# Of the heads that are kept, rounds of as many steps at most, while the loss is above this and each
+# leaves no more than such a share of it.
+_ROUNDS, _SETTLED, _PAYS = 3, 1e-4, 0.5
 # A large student that leaves more than this share of the labels is not worth polish before others,
 # more patient ones, were tried: each has as many times more steps as the square of its number.
 _PROMISING = 1e-2
@@ -53,16 +52,11 @@ _PROMISING = 1e-2
 _ATTEMPTS, _SAME = 4, 0.1
 # Heads whose patterns differ by less are one; a W this far below the largest is none.
 _ALIKE, _SMALL = 0.1, 0.05
-# Examples whose patterns are compared.
-_COMPARED = 32
 # Steps in a wider class at most; the loss below which it has found the layer, and steps that leave
 # more than the last share of it are slow.
 _WIDER_STEPS, _READABLE, _LITTLE = 40, 1e-6, 0.5
 # The loss from which on epsilons are freed: before, they would take up what else is wrong.
 _NEAR = 1e-8
-# Parameters that the penalty shrinks. Of a head's matrix between normalised queries and keys it
-# would keep the logits small for long.
-_SHRUNK = ("query", "key", "value", "out")
 
 
 class FoundKind(NamedTuple):
@@ -134,7 +128,7 @@ def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) ->
     start = kind.relax(Projected(wider).init(rng), slopes=_spread_slopes(asked, wider.heads))
     large = not may_form_normal_matrix(problem)
     patience = max(1.0, asked.d / _WIDTH) * (attempt + 1) ** (2 if large else 1)
-    steps = round(_STEPS * patience / _BLOCK) * _BLOCK
+    steps = round(STEPS * patience / BLOCK) * BLOCK
     student, loss = anneal_student(
         start, replace(problem, parametrisation=kind), run, steps, rng, stage
     )
@@ -151,7 +145,61 @@ def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) ->
         return Relaxed(heads.architecture, frees=kind.frees).to_layer(
             on_device(heads.params), problem.units
         )
-    return polish_heads(heads, problem, run, stage)
+    if not large:
+        heads = settle_heads(heads, problem, run, rng, stage)
+    layer = polish_heads(heads, problem, run, stage)
+    return layer if most is not None else drop_surplus(layer, problem, run, stage)
+
+
+def settle_heads(
+    heads: Heads, problem: Problem, run: Run, rng: np.random.Generator, stage: str
+) -> Heads:
+    """More of Adam, now on the heads that were kept, while it pays.
+
+    What pruning changed, and sharp heads whose logits still grow, take Gauss-Newton some tens of
+    damped steps, each of which costs as much as a thousand of these.
+    """
+    kind = Relaxed(heads.architecture, frees=problem.data.positions is None)
+    wide = replace(problem, parametrisation=kind)
+    params: Params = kind.relax(heads.params)
+    loss = loss_of(params, wide)
+    for number in range(_ROUNDS):
+        if not loss > _SETTLED or run.is_over():
+            break
+        name = f"{stage}, kept heads {number + 1}"
+        found, _ = anneal_student(params, wide, run, STEPS, rng, name, penalised=False)
+        before, after = loss, loss_of(on_device(found), wide)
+        if not after < before:
+            break
+        params, loss = on_device(found), after
+        if after > _PAYS * before:
+            break
+    return heads._replace(params={name: np.asarray(leaf) for name, leaf in params.items()})
+
+
+def drop_surplus(layer: Layer, problem: Problem, run: Run, stage: str) -> Layer:
+    """Of a layer with more heads than examples ask for, one without those that became idle or
+    copies on the way down; the layer itself where the rest leaves more."""
+    kind = Projected(layer.architecture)
+    params = kind.from_layer(layer, problem.units)
+    loss = loss_of(on_device(params), replace(problem, parametrisation=kind))
+    heads = keep_distinct_heads(
+        layer.architecture,
+        params,
+        compare_patterns(kind, params, problem),
+        alike=_ALIKE,
+        small=_SMALL,
+        most=None,
+    )
+    if heads.architecture.heads == layer.architecture.heads:
+        return layer
+    run.emit(stage, detail=f"{heads.architecture.heads} of these are distinct")
+    fewer = polish_heads(heads, problem, run, f"{stage}, distinct heads")
+    kind = Projected(fewer.architecture)
+    left = loss_of(
+        on_device(kind.from_layer(fewer, problem.units)), replace(problem, parametrisation=kind)
+    )
+    return fewer if left <= max(loss, ROUNDING) else layer
 
 
 def polish_heads(heads: Heads, problem: Problem, run: Run, stage: str) -> Layer:
@@ -161,17 +209,21 @@ def polish_heads(heads: Heads, problem: Problem, run: Run, stage: str) -> Layer:
     kind = Relaxed(heads.architecture, frees=problem.data.positions is None)
     params: Params = heads.params
     if kind.frees_any:
-        wide = replace(problem, parametrisation=kind)
-        params, loss = descend_wider(kind.relax(params), wide, run, f"{stage}, wider class")
-        if ROUNDING <= loss < _READABLE:
-            kind = replace(kind, frees_sizes=True)
-            wide = replace(problem, parametrisation=kind)
-            params = finish(kind.relax(params), wide, run, f"{stage}, weak directions")
+        wide, sized = replace(problem, parametrisation=kind), replace(kind, frees_sizes=True)
+        params, loss, stalled = descend_wider(
+            kind.relax(params), wide, run, f"{stage}, wider class"
+        )
+        name, enough = f"{stage}, weak directions", _NEAR if sized.sized() else ROUNDING
+        if loss >= enough and (stalled or loss < _READABLE):
+            params, loss = finish(params, wide, run, name, enough=enough)
+        if sized.sized() and ROUNDING <= loss < _NEAR:
+            kind, wide = sized, replace(problem, parametrisation=sized)
+            params, _ = finish(kind.relax(params), wide, run, f"{stage}, sizes")
         params = kind.read(params)
     params, name = on_device(params), f"{stage}, polish"
     loss = loss_of(params, narrow)
     if ROUNDING <= loss < _READABLE and kind.frees_any:  # that reading has left
-        params = finish(params, narrow, run, name)
+        params, _ = finish(params, narrow, run, name)
     elif not loss < ROUNDING:
         params = minimise(params, narrow, run, stage=name).params
     layer: Layer = narrow.to_layer(params)
@@ -180,13 +232,17 @@ def polish_heads(heads: Heads, problem: Problem, run: Run, stage: str) -> Layer:
 
 def descend_wider(
     params: Params, problem: Problem, run: Run, stage: str
-) -> tuple[dict[str, Float64], float]:
-    """Gauss-Newton to rounding, or until steps gain little; and the loss."""
+) -> tuple[Params, float, bool]:
+    """Gauss-Newton to rounding, or until steps gain little; the loss; and whether that was because
+    conjugate gradients did not solve for them, and J^T J can help."""
     kind = problem.parametrisation
     assert isinstance(kind, Relaxed)
     enough = _NEAR if replace(kind, frees_sizes=True).sized() else 0.0
+    helps = may_form_normal_matrix(problem)
+    if helps and kind.frees_norm:  # with gains of one to eight they never do
+        return dict(params), loss_of(params, problem), True
     state = init_state(jax.tree.map(lambda leaf: np.asarray(leaf)[None], params))
-    loss = float("inf")
+    loss, stalled = float("inf"), False
     for step in range(_WIDER_STEPS):
         before = loss
         state = take_step(state, problem, JOINT)
@@ -194,60 +250,24 @@ def descend_wider(
         run.emit(stage, step, loss)
         if loss < ROUNDING and loss < before / 2:
             continue  # what is badly conditioned gains even there, and polish would cost more
-        slow = _LITTLE * before < loss < _READABLE
-        if slow or loss < enough or has_converged(state).all() or run.is_over():
+        slow = loss > _LITTLE * before
+        stalled = slow and helps and loss < _PROMISING and not state.solved[0]
+        end = stalled or (slow and loss < _READABLE) or loss < enough
+        if end or has_converged(state).all() or run.is_over():
             break
-    return {name: np.asarray(leaf)[0] for name, leaf in state.params.items()}, loss
+    return {name: np.asarray(leaf)[0] for name, leaf in state.params.items()}, loss, stalled
 
 
-def finish(params: Params, problem: Problem, run: Run, stage: str) -> Params:
-    """By steps that begin with J^T J, where it can be formed: biases that meet slow rotations, and
-    epsilons, are hardly seen beside the rest."""
+def finish(
+    params: Params, problem: Problem, run: Run, stage: str, *, enough: float = ROUNDING
+) -> tuple[Params, float]:
+    """By steps that begin with J^T J, where it can be formed, until the loss is enough: biases that
+    meet slow rotations, and epsilons, are hardly seen beside the rest."""
     if may_form_normal_matrix(problem):
-        return descend_with_normal_matrix(params, problem, run, stage=stage).params
-    return minimise(on_device(params), problem, run, stage=stage).params
-
-
-@in_float64
-def anneal_student(
-    params: Params, problem: Problem, run: Run, steps: int, rng: np.random.Generator, stage: str
-) -> tuple[dict[str, Float64], float]:
-    """Adam in single precision on random examples, while the penalty fades."""
-    progress = np.arange(steps) / steps
-    first = critical_penalty(problem)
-    strengths = np.where(progress < _FADING, first * _FADED ** (progress / _FADING), 0.0)
-    tokens = _BATCH_CPU if jax.default_backend() == "cpu" else _BATCH
-    batch = -(-tokens * problem.count_sequences() // problem.rows)
-    walk = anneal(
-        jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], params),
-        problem,
-        run,
-        Schedule(cosine_rates(_RATE / problem.d**0.5, steps), strengths),
-        FirstOrderOptions(block=_BLOCK, batch=batch, single=True),
-        stage=stage,
-        weights={name: float(name in _SHRUNK) for name in params},
-        rng=rng,
-    )
-    found = {name: np.asarray(leaf[0], np.float64) for name, leaf in walk.params.items()}
-    return found, float(walk.loss[0])
-
-
-@in_float64
-def compare_patterns(kind: Projected, params: Params, problem: Problem) -> Float64:
-    """What heads do on a few examples, zeros where rows pad: (n, k, m, k)."""
-    data = in_one_chunk(problem.data, problem.devices)
-    few = jax.tree.map(lambda leaf: leaf[:_COMPARED], data)
-    return np.asarray(_attend(on_device(params), few, kind))
-
-
-@partial(compiled, static_argnums=2)
-def _attend(params: Params, chunk: Chunk, kind: Projected) -> Float[Array, "b k m j"]:
-    return kind.attend(params, chunk).p * chunk.weight[:, :, None, None]
-
-
-@in_float64
-def on_device(params: Params) -> Params:
-    return {name: jnp.asarray(leaf) for name, leaf in params.items()}
+        ended = descend_with_normal_matrix(params, problem, run, stage=stage, enough=enough)
+        return ended.params, ended.loss
+    found = minimise(on_device(params), problem, run, stage=stage)
+    return found.params, found.loss
 
 
 def _spread_slopes(asked: Architecture, heads: int) -> Float64 | None:
