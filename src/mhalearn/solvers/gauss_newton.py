@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from mhalearn._runtime.devices import replicate
 from mhalearn._runtime.programs import compiled, in_float64
 from mhalearn._runtime.types import Array, Bool, Float
+from mhalearn.layer.attention import LinearFit
 from mhalearn.layer.batches import Chunk, merge_chunks
 from mhalearn.layer.dense import Dense, DenseHeads
 from mhalearn.layer.factored import Factored
@@ -169,7 +170,23 @@ def take_step(
     one_by_one = jax.default_backend() == "cpu"
     static = (problem.parametrisation, options, one_by_one, problem.devices)
     metric = _precondition(state, problem, ridge)
-    return replicate(_step(state, problem.data, problem.energy, ridge, span, metric, *static))
+    last = _recall_fit(state, problem, ridge)
+    data, energy = problem.data, problem.energy
+    state, fit = replicate(_step(state, data, energy, ridge, span, metric, last, *static))
+    if fit is not None:
+        problem.last_fit.update(theta=state.params.theta, ridge=float(ridge.w), fit=fit)
+    return state
+
+
+def _recall_fit(state: State, problem: Problem, ridge: Ridge) -> tuple[bool, LinearFit] | None:
+    """What eliminates W where the last step ended, if this one begins there; whether it does."""
+    if not isinstance(problem.parametrisation, Dense):
+        return None
+    last, theta = problem.last_fit, state.params.theta
+    if last.get("theta") is theta and last["ridge"] == float(ridge.w):
+        return True, last["fit"]
+    s, p, _ = state.params.w.shape
+    return False, LinearFit(*(np.zeros(shape) for shape in (state.params.w.shape, (s, p, p), s)))
 
 
 def _precondition(state: State, problem: Problem, ridge: Ridge) -> Preconditioner | None:
@@ -245,10 +262,10 @@ class _Point(NamedTuple):
     params: Params
     objective: Float[Array, ""]  # |Y - F|^2 and penalties
     squared: Float[Array, ""]  # |Y - F|^2
-    derivative: Any  # what the step's equations begin with
+    derivative: LinearFit | None  # what eliminates W, where that is done
 
 
-@partial(compiled, static_argnums=(6, 7, 8, 9))
+@partial(compiled, static_argnums=(7, 8, 9, 10))
 def _step(
     state: State,
     data: Chunk,
@@ -256,11 +273,12 @@ def _step(
     ridge: Ridge,
     span: Float[Array, "s q d"] | None,
     metric: Preconditioner | None,
+    last: tuple[Array, LinearFit] | None,
     parametrisation: Parametrisation,
     options: StepOptions,
     one_by_one: bool,
     devices: int,
-) -> State:
+) -> tuple[State, LinearFit | None]:
     equations: _Reduced | _Joint
     penalty = Ridge(ridge.theta * energy, ridge.w * energy)
     if isinstance(parametrisation, Dense):
@@ -270,9 +288,13 @@ def _step(
     else:
         equations = _Joint(parametrisation, data, options, penalty, energy, devices)
 
-    def step_one(one: tuple[State, Preconditioner | None]) -> State:
-        state, metric = one
-        here = equations.evaluate(state.params)
+    known, fits = (None, None) if last is None else last
+
+    def step_one(
+        one: tuple[State, Preconditioner | None, LinearFit | None],
+    ) -> tuple[State, LinearFit | None]:
+        state, metric, fit = one
+        here = equations.evaluate(state.params, known, fit)
         # Damping in proportion to the residual's norm keeps convergence quadratic on data that can
         # be fitted exactly (Fan & Yuan 2005).
         level = jnp.sqrt(jnp.minimum(1.0, here.objective / energy))
@@ -280,16 +302,17 @@ def _step(
         trial = parametrisation.retract(jax.tree.map(jnp.add, here.params, found.step))
         there = equations.evaluate(trial)
         gain = here.objective - there.objective
-        kept = jax.tree.map(lambda new, old: jnp.where(gain > 0, new, old), there[:3], here[:3])
-        return State(
-            params=kept[0],
-            loss=kept[2] / energy,
+        kept = jax.tree.map(lambda new, old: jnp.where(gain > 0, new, old), there, here)
+        end = State(
+            params=kept.params,
+            loss=kept.squared / energy,
             damping=update_damping(state.damping, gain / found.predicted_reduction),
             idle=jnp.where(gain > IDLE * here.objective, 0.0, state.idle + 1),
             solved=found.solved,
         )
+        return end, kept.derivative
 
-    starts = state, metric
+    starts = state, metric, fits
     return jax.lax.map(step_one, starts) if one_by_one else jax.vmap(step_one)(starts)
 
 
@@ -303,8 +326,13 @@ class _Reduced:
     penalty: Ridge
     span: Float[Array, "s q d"] | None
 
-    def evaluate(self, params: DenseHeads) -> _Point:
-        fit = self.parametrisation.eliminate(params, self.data, jnp.asarray(self.penalty.w))
+    def evaluate(
+        self, params: DenseHeads, known: Array | None = None, last: LinearFit | None = None
+    ) -> _Point:
+        def eliminate() -> LinearFit:
+            return self.parametrisation.eliminate(params, self.data, jnp.asarray(self.penalty.w))
+
+        fit = eliminate() if last is None else jax.lax.cond(known, lambda: last, eliminate)
         objective = fit.loss + self.penalty.theta * jnp.sum(params.theta**2)
         squared = fit.loss - self.penalty.w * jnp.sum(fit.w**2)
         return _Point(DenseHeads(params.theta, fit.w), objective, squared, fit)
@@ -340,7 +368,7 @@ class _Joint:
     energy: Array
     devices: int
 
-    def evaluate(self, params: Params) -> _Point:
+    def evaluate(self, params: Params, *_: Any) -> _Point:
         squared = squared_residual(self.parametrisation, params, self.data, self.devices)
         weights = self.parametrisation.penalties(params, *self.penalty)
         squares = jax.tree.map(lambda weight, leaf: weight * jnp.sum(leaf**2), weights, params)

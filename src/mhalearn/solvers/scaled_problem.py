@@ -71,6 +71,11 @@ class Problem:
         """Where steps on the host last ended, start by start: their patterns are at hand."""
         return {}
 
+    @cached_property
+    def last_fit(self) -> dict[str, Any]:
+        """What eliminated W where the last step on a device ended, start by start."""
+        return {}
+
     @property
     def d(self) -> int:
         return self.architecture.d
