@@ -103,33 +103,36 @@ def turn(matrix: Float[Array, "*c a b"]) -> Float[Array, "*c b a"]:
 
 
 class Preconditioner(NamedTuple):
-    """J^T J ~ (second moment of the queries) (x) (sum of K_r), diagonalised factor by factor.
+    """J^T J + shift ~ (second moment of the queries) (x) (sum of K_r), each shifted in proportion.
 
     What no Kronecker product sees is that a head resists being scaled, Theta_i to (1 + t) Theta_i,
     far less than other steps of that size; so those m directions have their own inverse added.
     """
 
-    query_basis: Float[Array, "q q"]
-    query_values: Float[Array, " q"]
-    key_basis: Float[Array, "md md"]
-    key_values: Float[Array, " md"]
+    query_inverse: Float[Array, "q q"]
+    key_inverse: Float[Array, "md md"]
     along: Float[Array, "q md"]  # Theta, in head-scaled coordinates
-    along_values: Float[Array, " m"]  # |J Theta_i|^2
+    along_values: Float[Array, " m"]  # |J Theta_i|^2, shifted
     head_scale: Float[Array, " m"]  # its mean diagonal in each head's block
 
-    def solve(self, flat: Float[Array, "q md"], shift: Float[Array, ""]) -> Float[Array, "q md"]:
-        """Apply the inverse of the approximation plus shift, in head-scaled coordinates."""
-        rotated = self.query_basis.T @ flat @ self.key_basis
-        rotated = rotated / (self.query_values[:, None] * self.key_values[None, :] + shift)
-        solved = self.query_basis @ rotated @ self.key_basis.T
-        m = self.head_scale.shape[0]
+    def solve(self, flat: Float[Array, "q md"]) -> Float[Array, "q md"]:
+        """Apply the inverse, in head-scaled coordinates."""
+        solved = self.query_inverse @ flat @ self.key_inverse
+        values = self.along_values
+        share = _by_head(self.along * flat, len(values)) / jnp.where(values > 0, values, jnp.inf)
+        return solved + self.along * jnp.repeat(share, flat.shape[1] // len(values))
 
-        def by_head(product: Array) -> Array:
-            return jnp.sum(product.reshape(product.shape[0], m, -1), axis=(0, 2))
 
-        values = self.along_values + shift * by_head(self.along**2)
-        share = by_head(self.along * flat) / jnp.where(values > 0, values, jnp.inf)
-        return solved + self.along * jnp.repeat(share, flat.shape[1] // m)
+def _by_head(product: Float[Array, "q md"], n_heads: int) -> Float[Array, " m"]:
+    return jnp.sum(product.reshape(product.shape[0], n_heads, -1), axis=(0, 2))
+
+
+def _invert(matrix: Float[Array, "p p"], shift: Float[Array, ""]) -> Float[Array, "p p"]:
+    """The inverse of what is at least semidefinite, with a shift that at least covers rounding."""
+    eye = jnp.eye(len(matrix), dtype=matrix.dtype)
+    floor = 8 * jnp.finfo(matrix.dtype).eps * jnp.trace(matrix)
+    factor = jax.scipy.linalg.cho_factor(matrix + (shift + floor) * eye)
+    return jax.scipy.linalg.cho_solve(factor, eye)
 
 
 # Random combinations of a row's outputs, a dimension of the key side.
@@ -148,20 +151,23 @@ def draw_signs(key: Array, shape: tuple[int, ...]) -> Array:
     return 1 - 2 * ((bits >> 16) & 1).astype(jnp.int32)
 
 
-def precondition(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> Preconditioner:
+def precondition(
+    theta: Float[Array, "m q d"],
+    data: Chunk,
+    tangents: Tangent,
+    shift: Float[Array, ""],
+) -> Preconditioner:
     """Estimated from every row, each seen through random combinations of its outputs.
 
-    Cost: O((m d)^3), and a small part of that of `fit_projections`.
+    Cost: O((m d)^3), and a part of that of `fit_projections`.
     """
     m, q, d = theta.shape
-    heads = stacked_heads(fit.w, m, d)
     e = data.labels.shape[-1]
     probes = min(e, -(-_PROBES * m * d // data.weight.size))
     salts = jnp.arange(data.weight.shape[0] * probes, dtype=jnp.uint32).reshape(-1, probes)
 
-    def moments(part: tuple[Chunk, Array]) -> tuple[Array, Array, Array]:
-        chunk, salts = part
-        at = tangent(attend(theta, chunk).p, heads, chunk)
+    def moments(part: tuple[Chunk, Tangent, Array]) -> tuple[Array, Array, Array]:
+        chunk, at, salts = part
         thetas = jnp.einsum("brq,mqd->brmd", chunk.queries, theta)
 
         def seen(salt: Array) -> tuple[Array, Array]:
@@ -178,22 +184,20 @@ def precondition(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> P
         return kernel, along, x.T @ x
 
     kernel, along, second = jax.tree.map(
-        lambda leaf: leaf.sum(axis=0), jax.lax.map(moments, (data, salts))
+        lambda leaf: leaf.sum(axis=0), jax.lax.map(moments, (data, tangents, salts))
     )
     second = second / jnp.maximum(jnp.sum(data.weight), 1.0)
     diagonal = jnp.diag(kernel).reshape(m, d).mean(axis=1) * jnp.trace(second) / q
     small = jnp.finfo(theta.dtype)
     head_scale = diagonal + 1e-12 * diagonal.max() + small.tiny
     root = jnp.repeat(jnp.sqrt(head_scale), d)
-    query_values, query_basis = jnp.linalg.eigh(second)
-    key_values, key_basis = jnp.linalg.eigh(kernel / (root[:, None] * root[None, :]))
+    kernel = kernel / (root[:, None] * root[None, :])
+    along_theta = query_first(theta) * root
     return Preconditioner(
-        query_basis,
-        jnp.maximum(query_values, 0),
-        key_basis,
-        jnp.maximum(key_values, 8 * small.eps * key_values[-1]),
-        query_first(theta) * root,
-        along,
+        _invert(second, shift * m * d / jnp.trace(kernel)),
+        _invert(kernel, shift * q / jnp.trace(second)),
+        along_theta,
+        along + shift * _by_head(along_theta**2, m),
         head_scale,
     )
 
@@ -203,7 +207,7 @@ class FactoredNormal(NamedTuple):
 
     factor: Float[Array, "qmd qmd"]
 
-    def solve(self, flat: Float[Array, "q md"], shift: Float[Array, ""]) -> Float[Array, "q md"]:
+    def solve(self, flat: Float[Array, "q md"]) -> Float[Array, "q md"]:
         solved = jax.scipy.linalg.cho_solve((self.factor, True), flat.ravel())
         return solved.reshape(flat.shape)
 
@@ -295,7 +299,7 @@ def solve_reduced_normal_equations(
     down = pulls.sum(axis=0) - ridge * theta
     parts = light((data, tangents, designs))
     turned = turn(parts[2].reshape(len(designs), -1, designs.shape[-1]))
-    kronecker = precondition(light(theta), light(fit), parts[0])
+    kronecker = precondition(light(theta), *parts[:2], light(damping + 1e-10))
     root = jnp.repeat(1 / jnp.sqrt(kronecker.head_scale), d).astype(theta.dtype)
 
     def apply(flat: Array) -> Array:
@@ -320,7 +324,7 @@ def solve_reduced_normal_equations(
     inner = factor_normal_matrix(theta, fit, data, root, ridge, damping) if direct else kronecker
 
     def inverse(flat: Array) -> Array:
-        return inside(inner.solve(light(flat), light(damping + 1e-10)).astype(theta.dtype))
+        return inside(inner.solve(light(flat)).astype(theta.dtype))
 
     scaled = inside(query_first(down) * root)
     found = conjugate_gradients(apply, inverse, scaled, tolerance, max_steps)
