@@ -29,6 +29,7 @@ from mhalearn.layer.projected import Projected
 from mhalearn.solvers.damping import IDLE, IDLE_STEPS, ROUNDING, update_damping
 from mhalearn.solvers.factor_preconditioner import FactorPreconditioner, precondition_factors
 from mhalearn.solvers.host_steps import Descent, step_on_host
+from mhalearn.solvers.last_step import Known, LastStep
 from mhalearn.solvers.normal_equations import (
     Step,
     descent_direction,
@@ -170,23 +171,14 @@ def take_step(
     one_by_one = jax.default_backend() == "cpu"
     static = (problem.parametrisation, options, one_by_one, problem.devices)
     metric = _precondition(state, problem, ridge)
-    last = _recall_fit(state, problem, ridge)
-    data, energy = problem.data, problem.energy
-    state, fit = replicate(_step(state, data, energy, ridge, span, metric, last, *static))
-    if fit is not None:
-        problem.last_fit.update(theta=state.params.theta, ridge=float(ridge.w), fit=fit)
+    data, energy, params = problem.data, problem.energy, state.params
+    if not isinstance(params, DenseHeads):
+        return replicate(_step(state, data, energy, ridge, span, metric, None, *static)[0])
+    of_w = float(ridge.w)
+    known = problem.last_step.recall(params, of_w, options.single)
+    state, last = replicate(_step(state, data, energy, ridge, span, metric, known, *static))
+    problem.last_step.note(state.params, of_w, options.single, known, last)
     return state
-
-
-def _recall_fit(state: State, problem: Problem, ridge: Ridge) -> tuple[bool, LinearFit] | None:
-    """What eliminates W where the last step ended, if this one begins there; whether it does."""
-    if not isinstance(problem.parametrisation, Dense):
-        return None
-    last, theta = problem.last_fit, state.params.theta
-    if last.get("theta") is theta and last["ridge"] == float(ridge.w):
-        return True, last["fit"]
-    s, p, _ = state.params.w.shape
-    return False, LinearFit(*(np.zeros(shape) for shape in (state.params.w.shape, (s, p, p), s)))
 
 
 def _precondition(state: State, problem: Problem, ridge: Ridge) -> Preconditioner | None:
@@ -262,7 +254,7 @@ class _Point(NamedTuple):
     params: Params
     objective: Float[Array, ""]  # |Y - F|^2 and penalties
     squared: Float[Array, ""]  # |Y - F|^2
-    derivative: LinearFit | None  # what eliminates W, where that is done
+    fit: LinearFit | None  # what eliminates W, where that is done
 
 
 @partial(compiled, static_argnums=(7, 8, 9, 10))
@@ -273,12 +265,12 @@ def _step(
     ridge: Ridge,
     span: Float[Array, "s q d"] | None,
     metric: Preconditioner | None,
-    last: tuple[Array, LinearFit] | None,
+    known: Known | None,
     parametrisation: Parametrisation,
     options: StepOptions,
     one_by_one: bool,
     devices: int,
-) -> tuple[State, LinearFit | None]:
+) -> tuple[State, LastStep | None]:
     equations: _Reduced | _Joint
     penalty = Ridge(ridge.theta * energy, ridge.w * energy)
     if isinstance(parametrisation, Dense):
@@ -288,19 +280,18 @@ def _step(
     else:
         equations = _Joint(parametrisation, data, options, penalty, energy, devices)
 
-    known, fits = (None, None) if last is None else last
-
     def step_one(
-        one: tuple[State, Preconditioner | None, LinearFit | None],
-    ) -> tuple[State, LinearFit | None]:
-        state, metric, fit = one
-        here = equations.evaluate(state.params, known, fit)
+        one: tuple[State, Preconditioner | None, LastStep | None],
+    ) -> tuple[State, LastStep | None]:
+        state, metric, last = one
+        mine = None if known is None or last is None else known._replace(last=last)
+        here = equations.evaluate(state.params, mine)
         # Damping in proportion to the residual's norm keeps convergence quadratic on data that can
         # be fitted exactly (Fan & Yuan 2005).
         level = jnp.sqrt(jnp.minimum(1.0, here.objective / energy))
-        found = equations.solve(here, state.damping * level, level, metric)
+        found = equations.solve(here, state.damping * level, level, metric, mine)
         trial = parametrisation.retract(jax.tree.map(jnp.add, here.params, found.step))
-        there = equations.evaluate(trial)
+        there = equations.evaluate(trial, None)
         gain = here.objective - there.objective
         kept = jax.tree.map(lambda new, old: jnp.where(gain > 0, new, old), there, here)
         end = State(
@@ -310,9 +301,9 @@ def _step(
             idle=jnp.where(gain > IDLE * here.objective, 0.0, state.idle + 1),
             solved=found.solved,
         )
-        return end, kept.derivative
+        return end, None if kept.fit is None else LastStep(kept.fit, found.metric)
 
-    starts = state, metric, fits
+    starts = state, metric, None if known is None else known.last
     return jax.lax.map(step_one, starts) if one_by_one else jax.vmap(step_one)(starts)
 
 
@@ -326,33 +317,44 @@ class _Reduced:
     penalty: Ridge
     span: Float[Array, "s q d"] | None
 
-    def evaluate(
-        self, params: DenseHeads, known: Array | None = None, last: LinearFit | None = None
-    ) -> _Point:
+    def evaluate(self, params: DenseHeads, known: Known | None) -> _Point:
         def eliminate() -> LinearFit:
             return self.parametrisation.eliminate(params, self.data, jnp.asarray(self.penalty.w))
 
-        fit = eliminate() if last is None else jax.lax.cond(known, lambda: last, eliminate)
+        fit = (
+            eliminate()
+            if known is None
+            else jax.lax.cond(known.fit, lambda: known.last.fit, eliminate)
+        )
         objective = fit.loss + self.penalty.theta * jnp.sum(params.theta**2)
         squared = fit.loss - self.penalty.w * jnp.sum(fit.w**2)
         return _Point(DenseHeads(params.theta, fit.w), objective, squared, fit)
 
-    def solve(self, here: _Point, damping: Array, level: Array, _: Any) -> Step:
+    def solve(
+        self, here: _Point, damping: Array, level: Array, _: Any, known: Known | None
+    ) -> Step:
         theta, max_steps = here.params.theta, self.options.cg_steps
+        assert here.fit is not None
         if self.span is not None:  # there are only so many directions to search
             max_steps = 2 * theta.shape[0] * len(self.span)
+        # As exact as the residual is small (Dembo, Eisenstat & Steihaug 1982); a quick look less so:
+        # cut short far from the end, as in a trust region, its steps lead down as far.
+        tolerance = jnp.clip(level, 1e-3, 1e-1)
+        if self.options.single and not self.options.direct:
+            tolerance = jnp.clip(3 * level, 1e-3, 3e-1)
         found = solve_reduced_normal_equations(
             theta,
-            here.derivative,
+            here.fit,
             self.data,
             ridge=jnp.asarray(self.penalty.theta),
             damping=damping,
-            tolerance=jnp.clip(level, 1e-3, 1e-1),
+            tolerance=tolerance,
             max_steps=max_steps,
             head_dim=self.parametrisation.architecture.head_dim,
             span=self.span,
             direct=self.options.direct,
             single=self.options.single,
+            known=None if known is None else (known.metric, known.last.metric),
         )
         return found._replace(step=DenseHeads(found.step, jnp.zeros_like(here.params.w)))
 
@@ -368,14 +370,19 @@ class _Joint:
     energy: Array
     devices: int
 
-    def evaluate(self, params: Params, *_: Any) -> _Point:
+    def evaluate(self, params: Params, _: Known | None) -> _Point:
         squared = squared_residual(self.parametrisation, params, self.data, self.devices)
         weights = self.parametrisation.penalties(params, *self.penalty)
         squares = jax.tree.map(lambda weight, leaf: weight * jnp.sum(leaf**2), weights, params)
         return _Point(params, squared + sum(jax.tree.leaves(squares)), squared, None)
 
     def solve(
-        self, here: _Point, damping: Array, level: Array, metric: Preconditioner | None
+        self,
+        here: _Point,
+        damping: Array,
+        level: Array,
+        metric: Preconditioner | None,
+        _: Known | None,
     ) -> Step:
         downhill, _ = descent_direction(self.parametrisation, here.params, self.data, self.devices)
         weights = self.parametrisation.penalties(here.params, *self.penalty)

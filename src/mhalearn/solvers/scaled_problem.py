@@ -22,6 +22,7 @@ from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.layer.units import Units
 from mhalearn.solvers.host_steps import Point, Rows, make_rows
+from mhalearn.solvers.last_step import Memory
 
 # Doubles a chunk's intermediates may hold on a device, where the normal matrix is formed: 128 MiB
 # on a CPU.
@@ -72,9 +73,9 @@ class Problem:
         return {}
 
     @cached_property
-    def last_fit(self) -> dict[str, Any]:
-        """What eliminated W where the last step on a device ended, start by start."""
-        return {}
+    def last_step(self) -> Memory:
+        """Where the last step on a device ended."""
+        return Memory()
 
     @property
     def d(self) -> int:

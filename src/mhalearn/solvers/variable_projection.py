@@ -272,12 +272,14 @@ def solve_reduced_normal_equations(
     span: Float[Array, "s q d"] | None = None,
     direct: bool = False,
     single: bool = False,
+    known: tuple[Array | bool, Preconditioner] | None = None,
 ) -> Step:
     """Solve (S + ridge + damping D) step = J^T (Y - F) - ridge Theta by conjugate gradients.
 
     D is the preconditioner's mean diagonal in each head's block. With `head_dim` the step stays in
     the tangent space of heads of that rank, with `span` in that span. With `direct` the matrix is
     formed and its factor is the preconditioner.
+    known: a preconditioner made nearby, and whether it is to be used instead of a new one.
     Cost: about four forward passes a CG step.
     """
     m, _, d = theta.shape
@@ -299,7 +301,11 @@ def solve_reduced_normal_equations(
     down = pulls.sum(axis=0) - ridge * theta
     parts = light((data, tangents, designs))
     turned = turn(parts[2].reshape(len(designs), -1, designs.shape[-1]))
-    kronecker = precondition(light(theta), *parts[:2], light(damping + 1e-10))
+
+    def estimate() -> Preconditioner:
+        return precondition(light(theta), *parts[:2], light(damping + 1e-10))
+
+    kronecker = estimate() if known is None else jax.lax.cond(known[0], lambda: known[1], estimate)
     root = jnp.repeat(1 / jnp.sqrt(kronecker.head_scale), d).astype(theta.dtype)
 
     def apply(flat: Array) -> Array:
@@ -330,7 +336,7 @@ def solve_reduced_normal_equations(
     found = conjugate_gradients(apply, inverse, scaled, tolerance, max_steps)
     flat = found.solution
     predicted = jnp.vdot(flat, scaled) + damping * jnp.vdot(flat, flat)
-    return Step(heads_first(flat * root, m), predicted, found.converged, found)
+    return Step(heads_first(flat * root, m), predicted, found.converged, found, kronecker)
 
 
 # Attention unknowns up to which the whole spectrum is computed (a dense matrix of 128 MiB).
