@@ -141,8 +141,8 @@ def vjp(at: Tangent, chunk: Chunk, change: Float[Array, "b k e"]) -> Float[Array
 
 def key_side(at: Tangent, chunk: Chunk, change: Float[Array, "b k e"]) -> Float[Array, "b k m d"]:
     """C_i(r) W_i change_r for every row and head: `pull` before it meets the queries."""
-    b, k, m, j = at.p.shape
-    scores = change @ at.values.reshape(b, m * j, -1).mT
+    b, m, j, e = at.values.shape
+    scores = change @ at.values.reshape(b, m * j, e).mT
     moved = _centre(at.p, scores.reshape(at.p.shape))
     return jnp.einsum("brmj,bjd->brmd", moved, chunk.tokens)
 

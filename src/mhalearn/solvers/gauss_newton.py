@@ -337,8 +337,8 @@ class _Reduced:
         assert here.fit is not None
         if self.span is not None:  # there are only so many directions to search
             max_steps = 2 * theta.shape[0] * len(self.span)
-        # As exact as the residual is small (Dembo, Eisenstat & Steihaug 1982); a quick look less so:
-        # cut short far from the end, as in a trust region, its steps lead down as far.
+        # As exact as the residual is small (Dembo, Eisenstat & Steihaug 1982). A quick look is less
+        # so: cut short far from the end, as in a trust region, its steps lead down as far.
         tolerance = jnp.clip(level, 1e-3, 1e-1)
         if self.options.single and not self.options.direct:
             tolerance = jnp.clip(3 * level, 1e-3, 3e-1)
@@ -382,7 +382,7 @@ class _Joint:
         damping: Array,
         level: Array,
         metric: Preconditioner | None,
-        _: Known | None,
+        __: Known | None,
     ) -> Step:
         downhill, _ = descent_direction(self.parametrisation, here.params, self.data, self.devices)
         weights = self.parametrisation.penalties(here.params, *self.penalty)

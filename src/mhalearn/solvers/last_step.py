@@ -1,8 +1,8 @@
 """What a step of dense heads leaves to the next: W eliminated where it ended, and a preconditioner.
 
 Both cost about as much as a few products of conjugate gradients. Where the next step begins there,
-the first is what it would compute, to the last digit. The second serves two steps: heads move little
-in one, and what it decides is only in how many products a step is solved for.
+the first is what it would compute, to the last digit. The second serves two steps: heads move
+little in one, and what it decides is only in how many products a step is solved for.
 """
 
 from dataclasses import dataclass
@@ -61,6 +61,6 @@ def _nothing(params: DenseHeads, single: bool) -> LastStep:
     (s, m, q, d), (_, p, e) = params.theta.shape, params.w.shape
     shapes = (s, q, q), (s, m * d, m * d), (s, q, m * d), (s, m), (s, m)
     dtype = np.float32 if single else np.float64
-    fit: Any = LinearFit(*(np.zeros(shape) for shape in ((s, p, e), (s, p, p), (s,))))
-    metric: Any = Preconditioner(*(np.zeros(shape, dtype) for shape in shapes))
-    return LastStep(fit, metric)
+    fit: list[Any] = [np.zeros(shape) for shape in ((s, p, e), (s, p, p), (s,))]
+    metric: list[Any] = [np.zeros(shape, dtype) for shape in shapes]
+    return LastStep(LinearFit(*fit), Preconditioner(*metric))

@@ -303,7 +303,7 @@ def solve_reduced_normal_equations(
     turned = turn(parts[2].reshape(len(designs), -1, designs.shape[-1]))
 
     def estimate() -> Preconditioner:
-        return precondition(light(theta), *parts[:2], light(damping + 1e-10))
+        return precondition(light(theta), parts[0], parts[1], light(damping + 1e-10))
 
     kronecker = estimate() if known is None else jax.lax.cond(known[0], lambda: known[1], estimate)
     root = jnp.repeat(1 / jnp.sqrt(kronecker.head_scale), d).astype(theta.dtype)
