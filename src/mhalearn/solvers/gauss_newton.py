@@ -341,7 +341,7 @@ class _Reduced:
         # so: cut short far from the end, as in a trust region, its steps lead down as far.
         tolerance = jnp.clip(level, 1e-3, 1e-1)
         if self.options.single and not self.options.direct:
-            tolerance = jnp.clip(3 * level, 1e-3, 3e-1)
+            tolerance = jnp.clip(3 * level, 1e-3, 5e-1)
         found = solve_reduced_normal_equations(
             theta,
             here.fit,
