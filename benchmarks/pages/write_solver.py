@@ -55,16 +55,6 @@ LIMITS = """
 GPU. Sharp attention (scale 6) is what fails near the limit, with eight heads always so far.
 """
 
-CONSENSUS = """
-A trial on such layers (`benchmarks/studies/consensus.py`; no part of the solver): sixteen starts
-are relaxed under a ridge of g = 2, heads that several starts agree on are kept, all others are
-drawn anew, and so on. True: a cosine above 0.8 with a head of the truth under the same ridge. The
-width of the prior on Theta is told, or estimated from the labels.
-
-| case (m,d,k) | teacher | width | passes | kept/true, by pass | objective, truth's | process s |
-|---|---|---|---|---|---|---|
-"""
-
 SPEED = """
 ## How fast
 
@@ -92,7 +82,8 @@ every teacher was learned by all methods in turn. Times slower: by process.
 NEW_PROCESS = """
 A small layer, certificate included, in a new process, by the clock from its start; and the next
 layer of that shape in the same process. Filled: the compilation cache holds what an earlier process
-compiled, as it does for the commands.
+compiled, as it does for the commands. Rows of d0d3c50 shared two cores with much other work, so
+that the clock says little there.
 
 | case | cache | layers | first fit, median s | its process s | second, median s | commit |
 |---|---|---|---|---|---|---|
@@ -169,17 +160,6 @@ def frontier_rows(rows: list[dict]) -> str:
         near = f"{ratio:.3f}" if ratio else "-"
         text += f"| {case} | {near} | {method}{where} | {sum(map(good, mine))}/{len(mine)} | "
         text += f"{polished}/{len(mine)} | {shown(worst)} | {seconds(mine):.3g} |\n"
-    return text
-
-
-def consensus_rows(rows: list[dict]) -> str:
-    text = ""
-    for row in rows:
-        passes = row["passes"]
-        held = ", ".join(f"{one['kept']}/{one['true']}" for one in passes)
-        objective = f"{passes[-1]['objective']:.4f}, {row['true_objective']:.4f}"
-        text += f"| {row['case']} | {row['seed']} | {row['width']} | {len(passes)} | {held} | "
-        text += f"{objective} | {passes[-1]['worked']:.0f} |\n"
     return text
 
 
@@ -297,8 +277,6 @@ def main() -> None:
         INTRO
         + frontier_rows(read_runs("frontier"))
         + LIMITS
-        + CONSENSUS
-        + consensus_rows(read_runs("consensus"))
         + SPEED
         + speed_rows(read_runs("speed"))
         + SMALL_SPEED
