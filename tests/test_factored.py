@@ -172,8 +172,9 @@ def test_a_step_holds_the_attention_of_all_examples_and_copies_of_one_chunk(sing
             return Half(of(1, *shape, shape[-1], dtype=np.float32))
 
         by_head = half(m, d), half(m, h)
+        static = kind, options, True, 1
         metric = FactorPreconditioner((half(d), half(m * h)), by_head, by_head, half(m * h))
-        lowered = _step.lower(state, data, 1.0, NO_RIDGE, None, metric, kind, options, True, 1)
+        lowered = _step.lower(state, data, 1.0, NO_RIDGE, None, metric, None, *static)
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     few, many = temporary(2), temporary(64)

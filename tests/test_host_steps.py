@@ -7,7 +7,7 @@ import mhalearn as mha
 from mhalearn.layer.dense import Dense
 from mhalearn.learners.newton.starts import random_starts
 from mhalearn.solvers import host_steps, scaled_problem
-from mhalearn.solvers.gauss_newton import DIRECT, Ridge, init_dense, take_step
+from mhalearn.solvers.gauss_newton import DIRECT, NO_RIDGE, Ridge, init_dense, take_step
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 RIDGE = Ridge(1e-2, 2e-3)
@@ -39,6 +39,28 @@ def test_a_step_is_the_compiled_one(kind: dict[str, bool], monkeypatch: pytest.M
     for found, expected in zip(one.params, other.params, strict=True):
         scale = np.abs(np.asarray(expected)).max()
         np.testing.assert_allclose(found, expected, atol=1e-3 * scale)
+
+
+def test_what_a_compiled_step_takes_over_from_the_last_changes_only_how_it_is_solved_for() -> None:
+    problems = [small_problem() for _ in range(5)]
+    for problem in problems:
+        problem.__dict__["on_host"] = False
+    remembering, *fresh = problems
+    state = init_dense(random_starts(remembering, 2, 0, 0), remembering)
+    following = alone = state._replace(damping=np.full(2, 1e-9))
+    used = []
+    for problem, ridge in zip(fresh, (RIDGE, RIDGE, NO_RIDGE, NO_RIDGE), strict=True):
+        following = take_step(following, remembering, ridge=ridge)
+        alone = take_step(alone, problem, ridge=ridge)
+        # Equations are solved for to a tenth at first, and each way by itself.
+        np.testing.assert_allclose(following.loss, alone.loss, rtol=0.5)
+        used.append(remembering.last_step.uses)
+    assert used == [1, 2, 1, 2]
+    # At other parameters nothing is remembered, and W is eliminated anew.
+    again = take_step(state, remembering, ridge=NO_RIDGE)
+    first = take_step(state, small_problem(), ridge=NO_RIDGE)
+    assert remembering.last_step.uses == 1
+    np.testing.assert_allclose(again.loss, first.loss, rtol=0.5)
 
 
 @pytest.mark.parametrize("kind", [{}, {"bias": True, "padded": True}])

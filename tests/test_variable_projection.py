@@ -14,9 +14,9 @@ from mhalearn.layer.batches import ROOM, Chunk, make_chunk
 from mhalearn.layer.dense import Dense, DenseHeads, truncate
 from mhalearn.layer.random_layers import random_layer
 from mhalearn.solvers.gauss_newton import DIRECT, ITERATIVE, NO_RIDGE, State, _step
+from mhalearn.solvers.last_step import Memory
 from mhalearn.solvers.variable_projection import (
     heads_first,
-    precondition,
     query_first,
     reduced_normal_matrix,
     solve_reduced_normal_equations,
@@ -62,10 +62,11 @@ class Case:
         self.v = by_w.reshape(N * K * E, -1)
         labels = np.where((np.arange(K) < lengths[:, None])[..., None], y, 0.0)
         self.residual = (labels - np.asarray(forward(self.theta, self.fit.w, whole))).ravel()
-        self.head_scale = np.asarray(jax.jit(precondition)(self.theta, self.fit, self.data)[-1])
         self._matrix_free = jax.jit(
             solve_reduced_normal_equations, static_argnames=("max_steps", "head_dim", "direct")
         )
+        self.step(1.0)
+        self.head_scale = np.asarray(self.last.metric.head_scale)
 
     def schur(self):
         lift = np.trace(self.v.T @ self.v) / self.v.shape[1] * 1e-14 + float(self.ridge)
@@ -275,7 +276,8 @@ def temporary_bytes(chunks, size, k, d, e, m, *, direct=False) -> int:
     state = State(heads, of(1), of(1), of(1), of(1, dtype=np.bool_))
 
     kind, options = Dense(Architecture(d, m, out_dim=e)), DIRECT if direct else ITERATIVE
-    lowered = _step.lower(state, data, 1.0, NO_RIDGE, None, None, kind, options, True, 1)
+    known = Memory().recall(heads, 0.0, options.single)
+    lowered = _step.lower(state, data, 1.0, NO_RIDGE, None, None, known, kind, options, True, 1)
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
 

@@ -1,6 +1,7 @@
 """The first benchmark: exact recovery, a cold start, and speed against what people use instead.
 
-    python benchmarks/studies/first.py [--part recovery|cold|speed|all] [--quick] [--fresh]
+    python benchmarks/studies/first.py [--part recovery|cold|warm|speed|all] [--quick] [--fresh]
+        [--seeds A:B]
 
 Every run is appended to benchmarks/results/first.json (first-quick.json with --quick) as soon as it
 ends, failures included; a run that is there already, from the same kind of machine, is not made
@@ -21,6 +22,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -32,7 +34,7 @@ from rich.table import Table
 import mhalearn as mha
 from benchmarks import RESULTS
 from benchmarks.cases import Case, case_at
-from benchmarks.ledger import Ledger, Record, console, finite, say_bar
+from benchmarks.ledger import Ledger, Record, console, finite, say_bar, seed_range
 from benchmarks.peers.peers import methods
 from benchmarks.peers.race import print_race, race
 
@@ -95,19 +97,28 @@ def recover(case: Case, seed: int) -> Record:
 COLD = [(Case(3, 16, 8, 200, 2.0), 15.0, 1.0), (case_at(10, (2, 8, 8)), 3.0, 1.0)]
 
 
-def cold(ledger: Ledger, quick: bool) -> None:
+def cold(ledger: Ledger, seeds: range) -> None:
     for case, first, second in COLD:
-        cold_case(ledger, quick, case, first, second)
+        cold_case(ledger, "cold", seeds, case, first, second)
 
 
-def cold_case(ledger: Ledger, quick: bool, case: Case, first: float, second: float) -> None:
+def warm(ledger: Ledger, seeds: range) -> None:
+    """The same where the compilation cache, which the commands use, holds what an earlier process
+    compiled."""
+    for case, first, second in COLD[1:]:
+        cold_case(ledger, "warm", seeds, case, first, second)
+
+
+def cold_case(
+    ledger: Ledger, part: str, seeds: range, case: Case, first: float, second: float
+) -> None:
+    start = start_cold if part == "cold" else start_warm
     rows = [
-        ledger.run(
-            {"part": "cold", "case": str(case), "seed": seed}, partial(start_cold, case, seed)
-        )
-        for seed in range(2000, 2001 if quick else 2003)
+        ledger.run({"part": part, "case": str(case), "seed": seed}, partial(start, case, seed))
+        for seed in seeds
     ]
-    table = Table(title=f"Cold start: {case}, a new process, no compilation cache")
+    cache = "no compilation cache" if part == "cold" else "a compilation cache that is filled"
+    table = Table(title=f"A new process: {case}, {cache}")
     for name in (
         "seed",
         "first fit, process start included",
@@ -127,7 +138,7 @@ def cold_case(ledger: Ledger, quick: bool, case: Case, first: float, second: flo
     fine = [row for row in rows if "crashed" not in row]
     for name, limit in (("first", first), ("second", second)):
         within = all(row[f"{name}_seconds"] <= limit for row in fine) and rows == fine
-        say_bar(f"{name} fit within {limit:g} s", within)
+        say_bar(f"{part}: {name} fit within {limit:g} s", within)
 
 
 _COLD_CHILD = """
@@ -151,11 +162,29 @@ fit(*case, seed + 500)
 
 
 def start_cold(case: Case, seed: int) -> Record:
-    off = {"JAX_ENABLE_COMPILATION_CACHE": "false", "JAX_COMPILATION_CACHE_DIR": ""}
+    return in_new_process(
+        case, seed, {"JAX_ENABLE_COMPILATION_CACHE": "false", "JAX_COMPILATION_CACHE_DIR": ""}
+    )
+
+
+def start_warm(case: Case, seed: int) -> Record:
+    """The second process that has this cache; the first learned another layer."""
+    with tempfile.TemporaryDirectory() as folder:
+        on = {
+            "JAX_ENABLE_COMPILATION_CACHE": "true",
+            "JAX_COMPILATION_CACHE_DIR": folder,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+        in_new_process(case, seed + 100, on)
+        return in_new_process(case, seed, on)
+
+
+def in_new_process(case: Case, seed: int, settings: dict[str, str]) -> Record:
     command = [sys.executable, "-c", _COLD_CHILD, json.dumps([*case, seed])]
     began = time.perf_counter()
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | off
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | settings
     ) as child:
         assert child.stdout is not None
         first = child.stdout.readline()
@@ -190,18 +219,21 @@ def speed(ledger: Ledger, quick: bool) -> None:
 
 
 def main() -> None:
-    parts = {"recovery": recovery, "cold": cold, "speed": speed}
+    parts = ["recovery", "cold", "warm", "speed"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=[*parts, "all"], default="all")
     parser.add_argument(
         "--quick", action="store_true", help="few seeds and settings, one speed case"
     )
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
+    parser.add_argument("--seeds", type=seed_range, help="of the new processes, start:stop")
     options = parser.parse_args()
     path = RESULTS / ("first-quick.json" if options.quick else "first.json")
     ledger = Ledger(path, fresh=options.fresh)
     console.print(ledger.machine)
-    for name, part in parts.items():
+    seeds = options.seeds or range(2000, 2001 if options.quick else 2003)
+    work = recovery, lambda *_: cold(ledger, seeds), lambda *_: warm(ledger, seeds), speed
+    for name, part in zip(parts, work, strict=True):
         if options.part in (name, "all"):
             part(ledger, options.quick)
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from mhalearn._runtime.devices import replicate
 from mhalearn._runtime.programs import compiled, in_float64
 from mhalearn._runtime.types import Array, Bool, Float
+from mhalearn.layer.attention import LinearFit
 from mhalearn.layer.batches import Chunk, merge_chunks
 from mhalearn.layer.dense import Dense, DenseHeads
 from mhalearn.layer.factored import Factored
@@ -28,6 +29,7 @@ from mhalearn.layer.projected import Projected
 from mhalearn.solvers.damping import IDLE, IDLE_STEPS, ROUNDING, update_damping
 from mhalearn.solvers.factor_preconditioner import FactorPreconditioner, precondition_factors
 from mhalearn.solvers.host_steps import Descent, step_on_host
+from mhalearn.solvers.last_step import Known, LastStep
 from mhalearn.solvers.normal_equations import (
     Step,
     descent_direction,
@@ -169,7 +171,14 @@ def take_step(
     one_by_one = jax.default_backend() == "cpu"
     static = (problem.parametrisation, options, one_by_one, problem.devices)
     metric = _precondition(state, problem, ridge)
-    return replicate(_step(state, problem.data, problem.energy, ridge, span, metric, *static))
+    data, energy, params = problem.data, problem.energy, state.params
+    if not isinstance(params, DenseHeads):
+        return replicate(_step(state, data, energy, ridge, span, metric, None, *static)[0])
+    of_w = float(ridge.w)
+    known = problem.last_step.recall(params, of_w, options.single)
+    state, last = replicate(_step(state, data, energy, ridge, span, metric, known, *static))
+    problem.last_step.note(state.params, of_w, options.single, known, last)
+    return state
 
 
 def _precondition(state: State, problem: Problem, ridge: Ridge) -> Preconditioner | None:
@@ -245,10 +254,10 @@ class _Point(NamedTuple):
     params: Params
     objective: Float[Array, ""]  # |Y - F|^2 and penalties
     squared: Float[Array, ""]  # |Y - F|^2
-    derivative: Any  # what the step's equations begin with
+    fit: LinearFit | None  # what eliminates W, where that is done
 
 
-@partial(compiled, static_argnums=(6, 7, 8, 9))
+@partial(compiled, static_argnums=(7, 8, 9, 10))
 def _step(
     state: State,
     data: Chunk,
@@ -256,11 +265,12 @@ def _step(
     ridge: Ridge,
     span: Float[Array, "s q d"] | None,
     metric: Preconditioner | None,
+    known: Known | None,
     parametrisation: Parametrisation,
     options: StepOptions,
     one_by_one: bool,
     devices: int,
-) -> State:
+) -> tuple[State, LastStep | None]:
     equations: _Reduced | _Joint
     penalty = Ridge(ridge.theta * energy, ridge.w * energy)
     if isinstance(parametrisation, Dense):
@@ -270,26 +280,30 @@ def _step(
     else:
         equations = _Joint(parametrisation, data, options, penalty, energy, devices)
 
-    def step_one(one: tuple[State, Preconditioner | None]) -> State:
-        state, metric = one
-        here = equations.evaluate(state.params)
+    def step_one(
+        one: tuple[State, Preconditioner | None, LastStep | None],
+    ) -> tuple[State, LastStep | None]:
+        state, metric, last = one
+        mine = None if known is None or last is None else known._replace(last=last)
+        here = equations.evaluate(state.params, mine)
         # Damping in proportion to the residual's norm keeps convergence quadratic on data that can
         # be fitted exactly (Fan & Yuan 2005).
         level = jnp.sqrt(jnp.minimum(1.0, here.objective / energy))
-        found = equations.solve(here, state.damping * level, level, metric)
+        found = equations.solve(here, state.damping * level, level, metric, mine)
         trial = parametrisation.retract(jax.tree.map(jnp.add, here.params, found.step))
-        there = equations.evaluate(trial)
+        there = equations.evaluate(trial, None)
         gain = here.objective - there.objective
-        kept = jax.tree.map(lambda new, old: jnp.where(gain > 0, new, old), there[:3], here[:3])
-        return State(
-            params=kept[0],
-            loss=kept[2] / energy,
+        kept = jax.tree.map(lambda new, old: jnp.where(gain > 0, new, old), there, here)
+        end = State(
+            params=kept.params,
+            loss=kept.squared / energy,
             damping=update_damping(state.damping, gain / found.predicted_reduction),
             idle=jnp.where(gain > IDLE * here.objective, 0.0, state.idle + 1),
             solved=found.solved,
         )
+        return end, None if kept.fit is None else LastStep(kept.fit, found.metric)
 
-    starts = state, metric
+    starts = state, metric, None if known is None else known.last
     return jax.lax.map(step_one, starts) if one_by_one else jax.vmap(step_one)(starts)
 
 
@@ -303,28 +317,44 @@ class _Reduced:
     penalty: Ridge
     span: Float[Array, "s q d"] | None
 
-    def evaluate(self, params: DenseHeads) -> _Point:
-        fit = self.parametrisation.eliminate(params, self.data, jnp.asarray(self.penalty.w))
+    def evaluate(self, params: DenseHeads, known: Known | None) -> _Point:
+        def eliminate() -> LinearFit:
+            return self.parametrisation.eliminate(params, self.data, jnp.asarray(self.penalty.w))
+
+        fit = (
+            eliminate()
+            if known is None
+            else jax.lax.cond(known.fit, lambda: known.last.fit, eliminate)
+        )
         objective = fit.loss + self.penalty.theta * jnp.sum(params.theta**2)
         squared = fit.loss - self.penalty.w * jnp.sum(fit.w**2)
         return _Point(DenseHeads(params.theta, fit.w), objective, squared, fit)
 
-    def solve(self, here: _Point, damping: Array, level: Array, _: Any) -> Step:
+    def solve(
+        self, here: _Point, damping: Array, level: Array, _: Any, known: Known | None
+    ) -> Step:
         theta, max_steps = here.params.theta, self.options.cg_steps
+        assert here.fit is not None
         if self.span is not None:  # there are only so many directions to search
             max_steps = 2 * theta.shape[0] * len(self.span)
+        # As exact as the residual is small (Dembo, Eisenstat & Steihaug 1982). A quick look is less
+        # so: cut short far from the end, as in a trust region, its steps lead down as far.
+        tolerance = jnp.clip(level, 1e-3, 1e-1)
+        if self.options.single and not self.options.direct:
+            tolerance = jnp.clip(3 * level, 1e-3, 5e-1)
         found = solve_reduced_normal_equations(
             theta,
-            here.derivative,
+            here.fit,
             self.data,
             ridge=jnp.asarray(self.penalty.theta),
             damping=damping,
-            tolerance=jnp.clip(level, 1e-3, 1e-1),
+            tolerance=tolerance,
             max_steps=max_steps,
             head_dim=self.parametrisation.architecture.head_dim,
             span=self.span,
             direct=self.options.direct,
             single=self.options.single,
+            known=None if known is None else (known.metric, known.last.metric),
         )
         return found._replace(step=DenseHeads(found.step, jnp.zeros_like(here.params.w)))
 
@@ -340,14 +370,19 @@ class _Joint:
     energy: Array
     devices: int
 
-    def evaluate(self, params: Params) -> _Point:
+    def evaluate(self, params: Params, _: Known | None) -> _Point:
         squared = squared_residual(self.parametrisation, params, self.data, self.devices)
         weights = self.parametrisation.penalties(params, *self.penalty)
         squares = jax.tree.map(lambda weight, leaf: weight * jnp.sum(leaf**2), weights, params)
         return _Point(params, squared + sum(jax.tree.leaves(squares)), squared, None)
 
     def solve(
-        self, here: _Point, damping: Array, level: Array, metric: Preconditioner | None
+        self,
+        here: _Point,
+        damping: Array,
+        level: Array,
+        metric: Preconditioner | None,
+        __: Known | None,
     ) -> Step:
         downhill, _ = descent_direction(self.parametrisation, here.params, self.data, self.devices)
         weights = self.parametrisation.penalties(here.params, *self.penalty)

@@ -26,6 +26,7 @@ class Step(NamedTuple):
     predicted_reduction: Float[Array, ""]
     solved: Bool[Array, ""]  # to the tolerance asked for
     search: CGResult  # how it was solved for
+    metric: Any = None  # what preconditioned it, where another step may use it again
 
 
 def curvature(

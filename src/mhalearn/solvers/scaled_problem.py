@@ -22,6 +22,7 @@ from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation, Params
 from mhalearn.layer.units import Units
 from mhalearn.solvers.host_steps import Point, Rows, make_rows
+from mhalearn.solvers.last_step import Memory
 
 # Doubles a chunk's intermediates may hold on a device, where the normal matrix is formed: 128 MiB
 # on a CPU.
@@ -70,6 +71,11 @@ class Problem:
     def host_points(self) -> dict[int, Point]:
         """Where steps on the host last ended, start by start: their patterns are at hand."""
         return {}
+
+    @cached_property
+    def last_step(self) -> Memory:
+        """Where the last step on a device ended."""
+        return Memory()
 
     @property
     def d(self) -> int:

@@ -95,38 +95,48 @@ def normal_moments(
     return full, cross.reshape(q, width, md, -1).transpose(0, 2, 1, 3)
 
 
+def turn(matrix: Float[Array, "*c a b"]) -> Float[Array, "*c b a"]:
+    """The transpose, laid out in memory: XLA's products on a CPU with any other take twice to eight
+    times as long."""
+    turned: Array = jax.lax.optimization_barrier(jnp.swapaxes(matrix, -1, -2))
+    return turned
+
+
 class Preconditioner(NamedTuple):
-    """J^T J ~ (second moment of the queries) (x) (sum of K_r), diagonalised factor by factor.
+    """J^T J + shift ~ (second moment of the queries) (x) (sum of K_r), each shifted in proportion.
 
     What no Kronecker product sees is that a head resists being scaled, Theta_i to (1 + t) Theta_i,
     far less than other steps of that size; so those m directions have their own inverse added.
     """
 
-    query_basis: Float[Array, "q q"]
-    query_values: Float[Array, " q"]
-    key_basis: Float[Array, "md md"]
-    key_values: Float[Array, " md"]
+    query_inverse: Float[Array, "q q"]
+    key_inverse: Float[Array, "md md"]
     along: Float[Array, "q md"]  # Theta, in head-scaled coordinates
-    along_values: Float[Array, " m"]  # |J Theta_i|^2
+    along_values: Float[Array, " m"]  # |J Theta_i|^2, shifted
     head_scale: Float[Array, " m"]  # its mean diagonal in each head's block
 
-    def solve(self, flat: Float[Array, "q md"], shift: Float[Array, ""]) -> Float[Array, "q md"]:
-        """Apply the inverse of the approximation plus shift, in head-scaled coordinates."""
-        rotated = self.query_basis.T @ flat @ self.key_basis
-        rotated = rotated / (self.query_values[:, None] * self.key_values[None, :] + shift)
-        solved = self.query_basis @ rotated @ self.key_basis.T
-        m = self.head_scale.shape[0]
+    def solve(self, flat: Float[Array, "q md"]) -> Float[Array, "q md"]:
+        """Apply the inverse, in head-scaled coordinates."""
+        solved = self.query_inverse @ flat @ self.key_inverse
+        values = self.along_values
+        share = _by_head(self.along * flat, len(values)) / jnp.where(values > 0, values, jnp.inf)
+        return solved + self.along * jnp.repeat(share, flat.shape[1] // len(values))
 
-        def by_head(product: Array) -> Array:
-            return jnp.sum(product.reshape(product.shape[0], m, -1), axis=(0, 2))
 
-        values = self.along_values + shift * by_head(self.along**2)
-        share = by_head(self.along * flat) / jnp.where(values > 0, values, jnp.inf)
-        return solved + self.along * jnp.repeat(share, flat.shape[1] // m)
+def _by_head(product: Float[Array, "q md"], n_heads: int) -> Float[Array, " m"]:
+    return jnp.sum(product.reshape(product.shape[0], n_heads, -1), axis=(0, 2))
+
+
+def _invert(matrix: Float[Array, "p p"], shift: Float[Array, ""]) -> Float[Array, "p p"]:
+    """The inverse of what is at least semidefinite, with a shift that at least covers rounding."""
+    eye = jnp.eye(len(matrix), dtype=matrix.dtype)
+    floor = 8 * jnp.finfo(matrix.dtype).eps * jnp.trace(matrix)
+    factor = jax.scipy.linalg.cho_factor(matrix + (shift + floor) * eye)
+    return jax.scipy.linalg.cho_solve(factor, eye)
 
 
 # Random combinations of a row's outputs, a dimension of the key side.
-_PROBES = 32
+_PROBES = 8
 
 
 def draw_signs(key: Array, shape: tuple[int, ...]) -> Array:
@@ -141,20 +151,23 @@ def draw_signs(key: Array, shape: tuple[int, ...]) -> Array:
     return 1 - 2 * ((bits >> 16) & 1).astype(jnp.int32)
 
 
-def precondition(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> Preconditioner:
+def precondition(
+    theta: Float[Array, "m q d"],
+    data: Chunk,
+    tangents: Tangent,
+    shift: Float[Array, ""],
+) -> Preconditioner:
     """Estimated from every row, each seen through random combinations of its outputs.
 
-    Cost: O((m d)^3), and a small part of that of `fit_projections`.
+    Cost: O((m d)^3), and a part of that of `fit_projections`.
     """
     m, q, d = theta.shape
-    heads = stacked_heads(fit.w, m, d)
     e = data.labels.shape[-1]
     probes = min(e, -(-_PROBES * m * d // data.weight.size))
     salts = jnp.arange(data.weight.shape[0] * probes, dtype=jnp.uint32).reshape(-1, probes)
 
-    def moments(part: tuple[Chunk, Array]) -> tuple[Array, Array, Array]:
-        chunk, salts = part
-        at = tangent(attend(theta, chunk).p, heads, chunk)
+    def moments(part: tuple[Chunk, Tangent, Array]) -> tuple[Array, Array, Array]:
+        chunk, at, salts = part
         thetas = jnp.einsum("brq,mqd->brmd", chunk.queries, theta)
 
         def seen(salt: Array) -> tuple[Array, Array]:
@@ -164,29 +177,27 @@ def precondition(theta: Float[Array, "m q d"], fit: LinearFit, data: Chunk) -> P
                 mix = draw_signs(salt, chunk.labels.shape)
             side = key_side(at, chunk, mix.astype(theta.dtype))
             flat = side.reshape(-1, m * d)
-            return flat.T @ flat, jnp.sum(jnp.sum(thetas * side, axis=-1) ** 2, axis=(0, 1))
+            return turn(flat) @ flat, jnp.sum(jnp.sum(thetas * side, axis=-1) ** 2, axis=(0, 1))
 
         kernel, along = jax.tree.map(lambda leaf: leaf.mean(axis=0), jax.lax.map(seen, salts))
         x = (chunk.queries * chunk.weight[..., None]).reshape(-1, q)
         return kernel, along, x.T @ x
 
     kernel, along, second = jax.tree.map(
-        lambda leaf: leaf.sum(axis=0), jax.lax.map(moments, (data, salts))
+        lambda leaf: leaf.sum(axis=0), jax.lax.map(moments, (data, tangents, salts))
     )
     second = second / jnp.maximum(jnp.sum(data.weight), 1.0)
     diagonal = jnp.diag(kernel).reshape(m, d).mean(axis=1) * jnp.trace(second) / q
     small = jnp.finfo(theta.dtype)
     head_scale = diagonal + 1e-12 * diagonal.max() + small.tiny
     root = jnp.repeat(jnp.sqrt(head_scale), d)
-    query_values, query_basis = jnp.linalg.eigh(second)
-    key_values, key_basis = jnp.linalg.eigh(kernel / (root[:, None] * root[None, :]))
+    kernel = kernel / (root[:, None] * root[None, :])
+    along_theta = query_first(theta) * root
     return Preconditioner(
-        query_basis,
-        jnp.maximum(query_values, 0),
-        key_basis,
-        jnp.maximum(key_values, 8 * small.eps * key_values[-1]),
-        query_first(theta) * root,
-        along,
+        _invert(second, shift * m * d / jnp.trace(kernel)),
+        _invert(kernel, shift * q / jnp.trace(second)),
+        along_theta,
+        along + shift * _by_head(along_theta**2, m),
         head_scale,
     )
 
@@ -196,7 +207,7 @@ class FactoredNormal(NamedTuple):
 
     factor: Float[Array, "qmd qmd"]
 
-    def solve(self, flat: Float[Array, "q md"], shift: Float[Array, ""]) -> Float[Array, "q md"]:
+    def solve(self, flat: Float[Array, "q md"]) -> Float[Array, "q md"]:
         solved = jax.scipy.linalg.cho_solve((self.factor, True), flat.ravel())
         return solved.reshape(flat.shape)
 
@@ -261,12 +272,14 @@ def solve_reduced_normal_equations(
     span: Float[Array, "s q d"] | None = None,
     direct: bool = False,
     single: bool = False,
+    known: tuple[Array | bool, Preconditioner] | None = None,
 ) -> Step:
     """Solve (S + ridge + damping D) step = J^T (Y - F) - ridge Theta by conjugate gradients.
 
     D is the preconditioner's mean diagonal in each head's block. With `head_dim` the step stays in
     the tangent space of heads of that rank, with `span` in that span. With `direct` the matrix is
     formed and its factor is the preconditioner.
+    known: a preconditioner made nearby, and whether it is to be used instead of a new one.
     Cost: about four forward passes a CG step.
     """
     m, _, d = theta.shape
@@ -287,18 +300,23 @@ def solve_reduced_normal_equations(
     tangents, designs, pulls = jax.lax.map(linearise, data)
     down = pulls.sum(axis=0) - ridge * theta
     parts = light((data, tangents, designs))
-    kronecker = precondition(light(theta), light(fit), parts[0])
+    turned = turn(parts[2].reshape(len(designs), -1, designs.shape[-1]))
+
+    def estimate() -> Preconditioner:
+        return precondition(light(theta), parts[0], parts[1], light(damping + 1e-10))
+
+    kronecker = estimate() if known is None else jax.lax.cond(known[0], lambda: known[1], estimate)
     root = jnp.repeat(1 / jnp.sqrt(kronecker.head_scale), d).astype(theta.dtype)
 
     def apply(flat: Array) -> Array:
         step = heads_first(flat * root, m)
 
         def outward(part: tuple[Chunk, Tangent, Array]) -> tuple[Array, Array]:
-            chunk, at, v = part
+            chunk, at, across = part
             change = jvp(at, chunk, light(step))
-            return change, jnp.einsum("brp,bre->pe", v, change)
+            return change, across @ change.reshape(across.shape[1], -1)
 
-        changes, shadows = jax.lax.map(outward, parts)
+        changes, shadows = jax.lax.map(outward, (*parts[:2], turned))
         shadow = shadows.sum(axis=0).astype(theta.dtype)
         absorbed = light(jax.scipy.linalg.cho_solve(factor, shadow))
 
@@ -312,13 +330,13 @@ def solve_reduced_normal_equations(
     inner = factor_normal_matrix(theta, fit, data, root, ridge, damping) if direct else kronecker
 
     def inverse(flat: Array) -> Array:
-        return inside(inner.solve(light(flat), light(damping + 1e-10)).astype(theta.dtype))
+        return inside(inner.solve(light(flat)).astype(theta.dtype))
 
     scaled = inside(query_first(down) * root)
     found = conjugate_gradients(apply, inverse, scaled, tolerance, max_steps)
     flat = found.solution
     predicted = jnp.vdot(flat, scaled) + damping * jnp.vdot(flat, flat)
-    return Step(heads_first(flat * root, m), predicted, found.converged, found)
+    return Step(heads_first(flat * root, m), predicted, found.converged, found, kronecker)
 
 
 # Attention unknowns up to which the whole spectrum is computed (a dense matrix of 128 MiB).

@@ -108,7 +108,7 @@ def finish_with_direct_steps(state: State, task: Task, *, stage: str) -> None:
     """Take the best start on by direct steps, if it is close: saturated attention stalls others."""
     best = best_start(state)
     one = jax.tree.map(lambda leaf: leaf[best : best + 1], state)
-    if ROUNDING < float(one.loss[0]) < _CLOSE:
+    if task.enough < float(one.loss[0]) < _CLOSE:
         descend_without_ridge(
             one, replace(task, options=DIRECT), stage=stage, steps=_FINISHING_STEPS
         )
