@@ -419,3 +419,19 @@ def test_a_session_asks_nothing_beyond_its_budget():
         one.ask(np.ones((2, 4, 3)), "second")
     assert spent.value.purpose == "second"
     assert sum(map(len, asked)) == one.calls == 2
+
+
+def test_a_box_with_biases_that_were_not_told_is_said_to_have_them():
+    box = mha.random_layer(n_heads=2, d=4, out_bias=True, seed=0)
+    found = mha.extract(box, 4, 2, max_seconds=2.0)
+    assert found.outcome is not mha.Outcome.RECOVERED
+    assert "which no layer without biases does: ask with bias=True" in found.reason
+    told = mha.extract(box, 4, 2, bias=True)
+    assert told.outcome is mha.Outcome.RECOVERED, told.reason
+
+
+def test_a_limit_in_seconds_is_that_of_all_fits_together(monkeypatch):
+    clock = iter([0.0])
+    monkeypatch.setattr("mhalearn.extraction.search.time.monotonic", lambda: next(clock, 1e6))
+    found = mha.extract(LAYER, 5, plan="random", max_seconds=100.0)
+    assert found.outcome is mha.Outcome.TIME_LIMIT

@@ -46,7 +46,7 @@ affine space of m (k - 1) dimensions that X, W and c decide. **W and c** are fou
 projection: the part of the rows outside of these spaces has no patterns in it, and damped
 Gauss-Newton steps take it to rounding in some five steps. **Patterns** follow by least squares,
 row by row. **Theta** follows from their log-odds, log(p_a / p_b) = x Theta (x_a - x_b), a matrix
-of rank h from linear measurements. No softmax is left in any of the three, so that sharp heads,
+of rank h from linear measurements, the last of them of all examples. No softmax is left in any of the three, so that sharp heads,
 which descent fits to single examples before it finds them, are no harder than others
 (`solvers/free_patterns.py`, `solvers/score_regression.py`). Heads that turn out to be parts of
 one, since their patterns are the same, are merged. Of longer sequences Gauss-Newton steps on the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import fields, replace
 from typing import Any
 
@@ -32,6 +33,7 @@ RANDOM = "random sequences, to fit and to certify"
 SIZE = "one sequence in several sizes"
 DESIGNED = "what the others leave nearly open"
 AGAIN = "one sequence once more, to learn whether answers are random"
+ZEROS = "tokens of zeros, which only biases answer"
 # Random sequences, over the counting limit: of a first fit from random starts, the same of answers
 # that are rounded or random, and from algebra, which needs no more than certifying does.
 _RATIO, _RATIO_OF_COARSE, _RATIO_OF_ALGEBRA = 3.0, 8.0, 1.6
@@ -55,6 +57,8 @@ _MOST_UNKNOWNS, _EXACT_ANSWERS = 4096, 1e-12
 # Heads that a first fit has room for where their number is open.
 _PLAUSIBLE = 4
 _RECOVERED = (Outcome.RECOVERED, Outcome.RECOVERED_ON_SPAN)
+# Seconds of a fit for which none are left; rounding and noise of an answer, times which it is more.
+_NO_TIME, _MORE_THAN_ROUNDING = 1e-3, 10.0
 
 
 def _wants_more(solution: Solution, *, exact: bool) -> bool:
@@ -84,6 +88,7 @@ class Search:
         self._k, self._teller = length, teller
         self._rng = generator(settings.seed, Stream.GENERIC_QUERIES)
         self._size, self._unit = 1.0, 0.0
+        self._began = time.monotonic()
         self._x: Float64
         self._y: NDArray[Any]
         self._spent_on: str | None = None
@@ -268,6 +273,8 @@ class Search:
 
     def _fit(self, learner: FromAlgebra | None) -> Solution:
         settings, rest = self._settings, self._settings.max_seconds
+        if rest is not None:
+            rest = max(_NO_TIME, rest - (time.monotonic() - self._began))
         self._estimator = AttentionRegressor(
             settings.n_heads,
             "newton" if learner is None else learner,
@@ -293,7 +300,7 @@ class Search:
         self, solution: Solution, algebra: AlgebraFound | None, learner: FromAlgebra | None
     ) -> Extraction:
         session = self._session
-        said = solution.reason
+        said = solution.reason + self._say_biases(solution)
         if self._spent_on is not None and solution.outcome not in _RECOVERED:
             said += (
                 f"; the budget is spent ({session.calls} calls, {session.tokens} tokens, "
@@ -312,3 +319,19 @@ class Search:
             asked=Examples(self._x, self._y),
         )
         return replace(extraction, reason=said, trace=[*self._teller.events, *solution.trace])
+
+    def _say_biases(self, solution: Solution) -> str:
+        """Where a layer without biases was looked for and not found: whether zeros, of which no such
+        layer makes anything, are answered with more."""
+        told = self._settings.bias or not self._domain.is_continuous
+        if told or solution.outcome in _RECOVERED or not self._session.affordable(self._k):
+            return ""
+        answer = self._session.ask(np.zeros((1, self._k, self._domain.d)), ZEROS)
+        usual = float(np.linalg.norm(self._y)) / math.sqrt(len(self._y))
+        share = float(np.linalg.norm(answer)) / (usual or 1.0)
+        if not share > _MORE_THAN_ROUNDING * max(self._unit, self._repeated, 1e-15):
+            return ""
+        return (
+            f"; tokens of zeros are answered with {share:.2g} of an answer's usual size, which no "
+            "layer without biases does: ask with bias=True"
+        )
