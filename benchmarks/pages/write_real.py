@@ -46,11 +46,13 @@ affine space of m (k - 1) dimensions that X, W and c decide. **W and c** are fou
 projection: the part of the rows outside of these spaces has no patterns in it, and damped
 Gauss-Newton steps take it to rounding in some five steps. **Patterns** follow by least squares,
 row by row. **Theta** follows from their log-odds, log(p_a / p_b) = x Theta (x_a - x_b), a matrix
-of rank h from linear measurements, the last of them of all examples. No softmax is left in any of the three, so that sharp heads,
-which descent fits to single examples before it finds them, are no harder than others
-(`solvers/free_patterns.py`, `solvers/score_regression.py`). Heads that turn out to be parts of
-one, since their patterns are the same, are merged. Of longer sequences Gauss-Newton steps on the
-factors take the penalty away instead, tenfold a step and no faster than the loss falls
+of rank h from linear measurements, the last of them of all examples. No softmax is left in any of
+the three, so that sharp heads, which descent fits to single examples before it finds them, are no
+harder than others (`solvers/free_patterns.py`, `solvers/score_regression.py`). Heads that turn out
+to be parts of one, since their patterns are the same, are merged. Of causal layers the first rows
+are decoded, however long sequences are. Elsewhere Gauss-Newton steps on the factors take the
+penalty away instead, tenfold a step and no faster than the loss falls, and heads that turn out to
+be copies on the way are merged
 (`penalty_path.py`).
 
 **What is certain.** The normal matrix of such a layer has a hundred thousand rows or more and is

@@ -321,8 +321,8 @@ class Search:
         return replace(extraction, reason=said, trace=[*self._teller.events, *solution.trace])
 
     def _say_biases(self, solution: Solution) -> str:
-        """Where a layer without biases was looked for and not found: whether zeros, of which no such
-        layer makes anything, are answered with more."""
+        """Where a layer without biases was looked for and not found: whether zeros, of which it
+        makes nothing, are answered with more."""
         told = self._settings.bias or not self._domain.is_continuous
         if told or solution.outcome in _RECOVERED or not self._session.affordable(self._k):
             return ""
