@@ -1,5 +1,6 @@
 """Chosen queries: what algebra finds, what is asked, and what is said of it."""
 
+import threading
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ import mhalearn as mha
 from mhalearn.data import box as boxes
 from mhalearn.data.box import BoxFailed
 from mhalearn.learners.queries.at_turns import count_at_turns, draw_at_turns
+from mhalearn.learners.queries.attention_step import fit_together, plain_rows
 from mhalearn.learners.queries.design import design_calls, jacobian
 from mhalearn.learners.queries.domain import mantissa_unit
 from mhalearn.learners.queries.extension import (
@@ -23,7 +25,7 @@ from mhalearn.learners.queries.forms import AnyBox
 from mhalearn.learners.queries.narrow_heads import _Task, fit_narrow_head, split_answers
 from mhalearn.learners.queries.plane import design_plane, find_heads_in_plane
 from mhalearn.learners.queries.pursuit import Pursuit, coordinates
-from mhalearn.learners.queries.session import Budget, BudgetSpent, Session
+from mhalearn.learners.queries.session import Budget, BudgetSpent, Session, TimeSpent
 from mhalearn.learners.queries.sweep import Sectors
 
 LAYER = mha.random_layer(n_heads=3, d=5, scale=2.0, seed=1)
@@ -99,6 +101,13 @@ def test_the_gradient_of_a_narrow_head_is_that_of_its_objective():
     task = _Task(x, y, np.tri(4, dtype=bool))
     value, slope = (lambda f, i=i: task.objective(f, 0.1)[i] for i in (0, 1))
     assert check_grad(value, slope, flat) < 1e-5
+
+
+def test_a_descent_that_has_no_direction_left_ends():
+    x = np.random.default_rng(0).standard_normal((2, 4, 5))
+    theta, _, loss = fit_together(LAYER.theta, plain_rows(x, np.zeros(x.shape)))
+    assert np.array_equal(theta, LAYER.theta)
+    assert loss == 0.0
 
 
 def test_heads_off_the_plane_follow_linearly():
@@ -339,6 +348,89 @@ def test_a_paid_answer_is_not_asked_for_again(tmp_path):
     assert not any(np.array_equal(x, y) for x in asked for y in again)
     with pytest.raises(ValueError, match="keeps answers to other questions"):
         mha.extract(works, 5, keep=keep, one_by_one=True, seed=1)
+
+
+def test_a_run_with_a_larger_budget_goes_on_from_what_was_paid(tmp_path):
+    keep, asked = tmp_path / "answers.sqlite", []
+
+    def box(x):
+        asked.append(x)
+        return LAYER(x[None])[0]
+
+    short = mha.extract(box, 5, keep=keep, one_by_one=True, max_calls=9, max_seconds=3.0)
+    assert len(asked) == short.calls <= 9
+    found = mha.extract(box, 5, keep=keep, one_by_one=True, max_calls=40)
+    assert found.outcome is mha.Outcome.RECOVERED
+    assert len(asked) < short.calls + found.calls
+    twice = sum(np.array_equal(x, y) for i, x in enumerate(asked) for y in asked[:i])
+    assert twice == 1  # that answers are not random is learned by asking again
+
+
+def test_a_box_that_hangs_is_given_up_and_asked_again():
+    hangs, asked = threading.Event(), []
+
+    def box(x):
+        asked.append(len(x))
+        if len(asked) == 2:
+            hangs.wait()
+        return LAYER(x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boxes, "WAITS", (0.0,))
+        answers = AnyBox(box, timeout=0.2)
+        x = np.ones((1, 4, 5))
+        assert np.array_equal(answers(x), answers(x))
+        assert len(asked) == 3
+        with pytest.raises(BoxFailed, match=r"no answer in 0\.2 seconds"):
+            AnyBox(lambda _: hangs.wait(), timeout=0.2)(x)
+    hangs.set()
+
+
+def test_what_an_answered_question_raises_is_taken_for_a_failure():
+    asked = []
+
+    def box(x):
+        asked.append(len(x))
+        if len(asked) in (2, 3):
+            raise ValueError("no JSON")
+        return LAYER(x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boxes, "WAITS", (0.0, 0.0))
+        answers = AnyBox(box)
+        answers(np.ones((1, 4, 5)))
+        assert answers(np.ones((1, 4, 5))).shape == (1, 4, 5)
+        asked[:] = [0]
+        with pytest.raises(ValueError, match="many sequences a call"):  # of this form a first one
+            answers(np.ones((2, 4, 5)))
+
+
+def test_nothing_is_asked_after_the_limit_in_seconds():
+    late = session(lambda x: x)
+    late.ask(np.ones((1, 4, 3)), "first")
+    late.until = time.monotonic() - 1.0
+    with pytest.raises(TimeSpent):
+        late.ask(np.ones((1, 4, 3)), "second")
+    assert late.calls == 1
+
+
+def test_one_answer_beyond_the_budget_is_the_only_one():
+    asked = []
+    with pytest.raises(ValueError, match="1 call, 8 tokens, 40 scalars"):
+        mha.extract(lambda x: asked.append(len(x)) or LAYER(x), 5, max_scalars=39)
+    assert asked == [1]
+
+
+def test_noise_is_told_from_a_missing_head_where_calls_are_allowed():
+    noise = np.random.default_rng(0)
+
+    def box(x):
+        return LAYER(x) + 1e-3 * noise.standard_normal(x.shape)
+
+    found = mha.extract(box, 5, 3)
+    assert found.outcome is mha.Outcome.FITTED
+    assert "too few" not in found.reason, found.reason
+    assert mha.compare(found.layer, LAYER).max_error < 2e-3
 
 
 def test_coarse_answers_are_not_called_exact():

@@ -81,8 +81,12 @@ def extract_command(
         str, typer.Option(metavar="auto|algebra|random", help="Which sequences.")
     ] = "auto",
     seed: Seed = 0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Give a call up after this many seconds, and ask again."),
+    ] = None,
     max_seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="Stop a fit after this many seconds.")
+        float | None, typer.Option(metavar="S", help="Stop after this many seconds.")
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep every answer here, as it comes.")
@@ -125,6 +129,7 @@ def extract_command(
         **kind,
         plan=plan,
         keep=checkpoint,
+        timeout=timeout,
         max_seconds=max_seconds,
         progress=True,
     )
@@ -225,7 +230,8 @@ def _tell(
     }
     for purpose in dict.fromkeys(step.purpose for step in found.plan):
         calls = sum(step.calls for step in found.plan if step.purpose == purpose)
-        facts[f"  {calls} for"] = " and ".join(filter(None, [facts.get(f"  {calls} for"), purpose]))
+        before = facts.get(f"  {calls} for")  # names of facts are distinct
+        facts[f"  {calls} for"] = f"{before}; {calls} more for {purpose}" if before else purpose
     if certificate is not None:
         facts["held-out error"] = f"{certificate.relative_mse:.1e} relative squared"
         facts["certificate"] = certificate.statement

@@ -19,6 +19,9 @@ from mhalearn._runtime import storage
 
 # Bytes of answers that are held in memory.
 HELD = 2**26
+# Bytes that stand for a question.
+DIGEST = 8
+_COLUMNS = "first, count, questions, dtype, k, e, labels"
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT)",
     "CREATE TABLE IF NOT EXISTS answers (first INTEGER PRIMARY KEY, count INTEGER, questions BLOB,"
@@ -64,31 +67,43 @@ class Answers:
         """Keep an answer, before anything is done with it."""
         if self._path is not None:
             _, k, e = labels.shape
-            row = (first, len(x), _digests(x), labels.dtype.name, k, e, labels.tobytes())
+            row = (first, len(x), digests(x), labels.dtype.name, k, e, labels.tobytes())
             with self._open() as file:
                 file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         if labels.nbytes <= self._room:
             self._held[first] = labels
             self._room -= labels.nbytes
 
+    def rows(self) -> list[tuple[int, bytes, NDArray[Any]]]:
+        """All answers in the file, in order: the number of the first sequence, the digests of all
+        that were asked about together, and their labels (count, k, e)."""
+        if self._path is None:
+            return []
+        with self._open() as file:
+            known = file.execute(f"SELECT {_COLUMNS} FROM answers ORDER BY first").fetchall()
+        return [self._decode(row) for row in known]
+
     def _read(self, first: int, x: NDArray[Any]) -> NDArray[Any] | None:
         with self._open() as file:
-            asked = "SELECT count, questions, dtype, k, e, labels FROM answers WHERE first = ?"
+            asked = f"SELECT {_COLUMNS} FROM answers WHERE first = ?"
             row = file.execute(asked, (first,)).fetchone()
         if row is None:
             return None
-        count, questions, dtype, k, e, labels = row
-        try:
-            found = np.frombuffer(labels, np.dtype(dtype)).reshape(count, k, e)
-        except (TypeError, ValueError):
-            raise ValueError(f"{self._name}: damaged at sequence {first}") from None
-        ours = _digests(x[:count])
+        _, questions, found = self._decode(row)
+        ours = digests(x[: len(found)])
         if questions[: len(ours)] != ours:
             raise ValueError(
                 f"{self._name}: sequence {first} was another question: the sampler must draw the "
                 "same tokens for the same seed; or name another file"
             )
         return found
+
+    def _decode(self, row: tuple[Any, ...]) -> tuple[int, bytes, NDArray[Any]]:
+        first, count, questions, dtype, k, e, labels = row
+        try:
+            return first, questions, np.frombuffer(labels, np.dtype(dtype)).reshape(count, k, e)
+        except (TypeError, ValueError):
+            raise ValueError(f"{self._name}: damaged at sequence {first}") from None
 
     @property
     def remedy(self) -> str:
@@ -115,7 +130,7 @@ class Answers:
             raise ValueError(told) from None
 
 
-def _digests(x: NDArray[Any]) -> bytes:
-    """Eight bytes for each sequence, one after the other."""
+def digests(x: NDArray[Any]) -> bytes:
+    """DIGEST bytes for each sequence, one after the other."""
     rows = np.ascontiguousarray(x).reshape(len(x), -1)
-    return b"".join(blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
+    return b"".join(blake2b(row.tobytes(), digest_size=DIGEST).digest() for row in rows)

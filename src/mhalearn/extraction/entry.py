@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mhalearn._runtime.validation import check_count
+from mhalearn._runtime.validation import check_count, is_number
 from mhalearn.extraction.result import Extraction
 from mhalearn.extraction.search import Search
 from mhalearn.extraction.settings import PLANS, Settings, Teller, check_kinds, list_kinds
@@ -46,6 +46,7 @@ def extract(
     latent: Latent | None = None,
     plan: str = "auto",
     keep: str | Path | None = None,
+    timeout: float | None = None,
     max_seconds: float | None = None,
     progress: bool = False,
     on_event: Listener | None = None,
@@ -57,15 +58,19 @@ def extract(
         one sequence (k, d) a call.
     max_calls, max_tokens, max_scalars: what may be asked in all. A call is one sequence, whatever
         is sent together. Where a budget ends the search, the best layer is returned, and the reason
-        says what the next call would have been for.
+        says what the next call would have been for. How many numbers one call gives back is known
+        only after the first: of max_scalars that allow no such answer, the first is all that is
+        asked.
     max_length: tokens of the longest sequence that may be asked about.
     inputs: tokens that may be asked about: "any", "cube" (+-1), a number, the radius of a ball, or
         an array (v, d) of tokens.
     plan: "algebra" (see `learners.queries.algebra`), "random" (random sequences and the exact
         solver), or "auto": algebra where answers are exact, tokens free and outputs several.
-    keep: a file that keeps every answer as it comes: another run with the same settings asks for
-        none of them again. A box that fails is called again three times, with longer and longer
-        waits, and then BoxFailed, an OSError, ends the run.
+    keep: a file that keeps every answer as it comes: another run with the same seed asks for none
+        of them again, and goes on from there where it has a larger budget. A box that fails is
+        called again three times, with longer and longer waits, and then BoxFailed, an OSError,
+        ends the run.
+    timeout: seconds after which a call of the box is given up, as one that fails.
     head_dim, bias, causal, max_seconds, progress, on_event: as of `AttentionRegressor`. Where heads
         of head_dim together write no more than the outputs hold, algebra asks for as many fewer
         sequences as their ranks are smaller.
@@ -83,6 +88,8 @@ def extract(
     for name, limit in (("calls", max_calls), ("tokens", max_tokens), ("scalars", max_scalars)):
         if limit is not None:
             check_count(f"max_{name}", limit)
+    if timeout is not None and not (is_number(timeout) and timeout > 0):
+        raise ValueError(f"timeout={timeout!r}: give a positive number of seconds")
     if not callable(box):
         raise ValueError(f"box is a {type(box).__name__}: pass a callable from X to Y")
     kinds = list_kinds(
@@ -102,7 +109,7 @@ def extract(
         domain = make_domain(inputs, d)
         about = {"version": 1, "asked by": "extract", "seed": seed, "d": d, "length": length}
         session = Session(
-            AnyBox(box, one_by_one=bool(one_by_one)),
+            AnyBox(box, one_by_one=bool(one_by_one), timeout=timeout),
             Budget(max_calls, max_tokens, max_scalars),
             keep,
             about | {"plan": plan},

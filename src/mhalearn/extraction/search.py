@@ -26,7 +26,7 @@ from mhalearn.learners.queries.design import design_calls
 from mhalearn.learners.queries.domain import Domain, half_sharp_size, mantissa_unit
 from mhalearn.learners.queries.extension import AlgebraFound
 from mhalearn.learners.queries.learner import FromAlgebra, NeedsMore
-from mhalearn.learners.queries.session import BudgetSpent, Session
+from mhalearn.learners.queries.session import BudgetSpent, Session, TimeSpent
 from mhalearn.run.outcome import Outcome
 
 RANDOM = "random sequences, to fit and to certify"
@@ -56,6 +56,8 @@ _LADDER = (0.06, 0.12, 0.25, 0.5, 2.0)
 _MOST_UNKNOWNS, _EXACT_ANSWERS = 4096, 1e-12
 # Heads that a first fit has room for where their number is open.
 _PLAUSIBLE = 4
+# Findings that more sequences answer: a check had too few, or a parameter an error bar too wide.
+_TOO_FEW = ("no test for a missing head", "parameter not resolved")
 _RECOVERED = (Outcome.RECOVERED, Outcome.RECOVERED_ON_SPAN)
 # Seconds of a fit for which none are left; rounding and noise of an answer, times which it is more.
 _NO_TIME, _MORE_THAN_ROUNDING = 1e-3, 10.0
@@ -65,12 +67,18 @@ def _wants_more(solution: Solution, *, exact: bool) -> bool:
     """Whether more random sequences may tell what these did not. exact: answers are neither rounded
     nor random, so that what is left of them is not theirs."""
     if solution.outcome is Outcome.FITTED:
-        return exact or solution.certificate is None
+        lacking = any(finding.name in _TOO_FEW for finding in solution.findings[:1])
+        return exact or lacking or solution.certificate is None
     return solution.outcome in (
         Outcome.STUCK,
         Outcome.NOT_IDENTIFIED,
         Outcome.TOO_FEW_EXAMPLES,
     )
+
+
+def _say(calls: int, tokens: int, scalars: int) -> str:
+    named = (("call", calls), ("token", tokens), ("scalar", scalars))
+    return ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in named)
 
 
 class Search:
@@ -103,7 +111,9 @@ class Search:
             answer = self._session.ask(x, RANDOM)
         except BudgetSpent:
             raise ValueError(
-                "the budget does not allow one sequence: raise max_calls, max_tokens, max_scalars"
+                f"the budget does not allow one sequence of {self._k} tokens, which takes "
+                f"{_say(*self._session.cost(self._k))}: raise max_calls, max_tokens or "
+                "max_scalars, or lower max_length"
             ) from None
         self._x, self._y = x, answer
         if self._session.rows == "last" and self._settings.has_positions_to_both_sides:
@@ -171,6 +181,7 @@ class Search:
         if plan == "random" or why is not None:
             return None
         try:
+            self._session.until = self._end
             found = find_by_algebra(
                 self._session,
                 self._domain,
@@ -183,11 +194,20 @@ class Search:
         except BudgetSpent as spent:
             self._spent_on = spent.purpose
             return None
+        except TimeSpent:
+            return None
+        finally:
+            self._session.until = None  # a fit without time asks little, and tells what it can
         if found is None:
             return None
         if found.rows is None and found.heads.n_heads * self._domain.d**2 > _MOST_UNKNOWNS:
             return None
         return found
+
+    @property
+    def _end(self) -> float | None:
+        limit = self._settings.max_seconds
+        return None if limit is None else self._began + limit
 
     @property
     def _exact(self) -> bool:
@@ -272,9 +292,8 @@ class Search:
         self._y = np.concatenate([self._y, self._session.ask(x, DESIGNED)])
 
     def _fit(self, learner: FromAlgebra | None) -> Solution:
-        settings, rest = self._settings, self._settings.max_seconds
-        if rest is not None:
-            rest = max(_NO_TIME, rest - (time.monotonic() - self._began))
+        settings, end = self._settings, self._end
+        rest = None if end is None else max(_NO_TIME, end - time.monotonic())
         self._estimator = AttentionRegressor(
             settings.n_heads,
             "newton" if learner is None else learner,
@@ -303,9 +322,8 @@ class Search:
         said = solution.reason + self._say_biases(solution)
         if self._spent_on is not None and solution.outcome not in _RECOVERED:
             said += (
-                f"; the budget is spent ({session.calls} calls, {session.tokens} tokens, "
-                f"{session.scalars} scalars), and the next call would have been for "
-                f"{self._spent_on}"
+                f"; the budget is spent ({_say(session.calls, session.tokens, session.scalars)}), "
+                f"and the next call would have been for {self._spent_on}"
             )
         known = {field.name: getattr(solution, field.name) for field in fields(solution)}
         extraction = Extraction(

@@ -295,7 +295,8 @@ def _step_on_host(
         there = evaluate(here.theta + step, rows, *penalties)
         gain = here.objective - there.objective
         damped = damping * level * float(np.vdot(flat * equations.scale, flat))
-        ratio = gain / (float(np.vdot(flat, equations.right)) + damped)
+        predicted = float(np.vdot(flat, equations.right)) + damped
+        ratio = gain / predicted if predicted > 0 else -1.0  # none where no factor was found
         damping = float(update_damping(damping, ratio, np))
         idle = 0.0 if gain > IDLE * here.objective else idle + 1
         fast = there.objective <= _FAST * here.objective

@@ -5,6 +5,7 @@ without a mask attention does not see the order of the others. Under a causal ma
 row of the first r + 1 tokens.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,31 @@ from numpy.typing import NDArray
 from mhalearn._runtime.types import Float64
 from mhalearn._runtime.validation import check_array
 from mhalearn.data.box import Box, BoxFailed
+from mhalearn.data.within import within
 
 
 class AnyBox(Box):
     """A box that answers (n, k, e), (n, e) or (n,), or without n where it takes one sequence a
-    call; its answers are (n, k, e) or, where they are of the last row alone, (n, 1, e)."""
+    call; its answers are (n, k, e) or, where they are of the last row alone, (n, 1, e).
+
+    timeout: seconds after which a call is given up, and made again.
+    """
+
+    def __init__(
+        self, f: Callable[[Any], Any], *, one_by_one: bool = False, timeout: float | None = None
+    ) -> None:
+        super().__init__(f, one_by_one=one_by_one)
+        self._f = self._f if timeout is None else within(self._f, timeout)
+        self._answered: set[tuple[int, bool]] = set()
+
+    def _may_pass(self, given: NDArray[Any]) -> bool:
+        """Whether such a question was answered before, so that the box fails for now: what a
+        service sends when it is out of order is often no answer that a client can read."""
+        return self._form(given) in self._answered
+
+    def _form(self, given: NDArray[Any]) -> tuple[int, bool]:
+        """The length of a question, and whether it is several sequences."""
+        return given.shape[-2], not self.one_by_one and len(given) > 1
 
     def _call(self, given: NDArray[Any]) -> Any:
         try:
@@ -54,6 +75,7 @@ class AnyBox(Box):
             )
         full = len(shape) == given.ndim
         _check_finite(answer)
+        self._answered.add(self._form(given))
         labels = np.asarray(answer).reshape(n, k if full else 1, -1)
         return check_array("the answer of the box", labels, 3, narrow=True)
 

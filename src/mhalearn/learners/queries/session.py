@@ -4,6 +4,7 @@ A call is one sequence that is asked about, however many a box takes at once; to
 the sequences, scalars the numbers that come back.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mhalearn._runtime.types import Float64
-from mhalearn.data.answers import Answers
+from mhalearn.data.answers_by_question import AnswersByQuestion
 from mhalearn.data.box import BoxFailed
 from mhalearn.learners.queries.forms import AnyBox, questions_for_rows
 
@@ -50,12 +51,17 @@ class BudgetSpent(Exception):
         self.purpose = purpose
 
 
+class TimeSpent(Exception):
+    """Time is up before the next question."""
+
+
 class Session:
     """A box that is asked for all rows of sequences, whatever its form.
 
     steps: what was asked so far, by purpose, in order. answered: calls that the file of an earlier
     run had answers to; they count, and are not made again. tell: called with a purpose and the
-    number of calls.
+    number of calls. until: the time (`time.monotonic`) after which nothing more is asked; None
+    where there is no limit.
     """
 
     def __init__(
@@ -69,13 +75,13 @@ class Session:
         tell: Teller | None = None,
     ) -> None:
         self._box, self._budget, self._causal = box, budget, causal
-        self._answers = Answers(keep, about)
+        self._answers = AnswersByQuestion(keep, about)
         self._tell = tell
         self.steps: list[Step] = []
         self.answered = 0
+        self.until: float | None = None
         self.out_dim: int | None = None
         self.rows: str = "all"
-        self._dtype: np.dtype[Any] | None = None
 
     @property
     def calls(self) -> int:
@@ -94,9 +100,10 @@ class Session:
         last = questions_for_rows(x, causal=self._causal)[-1]
         self._check(1, len(last), 1, purpose)
         first = self._raw([last], purpose)[0]
-        self.out_dim, self._dtype = first.shape[-1], first.dtype
+        self.out_dim = first.shape[-1]
         self.rows = "all" if len(first) == len(x) > 1 else "last"
         if self.rows == "all":
+            self._check(0, 0, 0, purpose)  # how many numbers come back is known only now
             return first
         rest = questions_for_rows(x, causal=self._causal)[:-1]
         self._check(len(rest), sum(map(len, rest)), len(rest) * self.out_dim, purpose)
@@ -105,11 +112,14 @@ class Session:
     def ask(self, x: Float64, purpose: str) -> NDArray[Any]:
         """The outputs (n, k, e) at all rows of sequences (n, k, d).
 
-        Raises BudgetSpent before anything is asked that the budget does not allow.
+        Raises BudgetSpent before anything is asked that the budget does not allow, and TimeSpent
+        where it is too late.
         """
         if self.out_dim is None:
             first = self.begin(x[0], purpose)[None]
             return first if len(x) == 1 else np.concatenate([first, self.ask(x[1:], purpose)])
+        if self.until is not None and time.monotonic() > self.until:
+            raise TimeSpent
         n, k, _ = x.shape
         if n > self.affordable(k):
             raise BudgetSpent(purpose)
@@ -129,16 +139,19 @@ class Session:
 
     def affordable(self, k: int) -> int:
         """Sequences of k tokens, with all their rows, that the budget still allows."""
-        calls, tokens = 1, k
-        if self.rows == "last":
-            calls, tokens = k, (k * (k + 1) // 2 if self._causal else k * k)
-        costs = (calls, tokens, k * (self.out_dim or 1))
         left = [
             (limit - spent) // cost
-            for limit, spent, cost in zip(self._limits, self._spent, costs, strict=True)
+            for limit, spent, cost in zip(self._limits, self._spent, self.cost(k), strict=True)
             if limit is not None
         ]
         return max(0, min(left)) if left else 2**31
+
+    def cost(self, k: int) -> tuple[int, int, int]:
+        """Calls, tokens and scalars of a sequence of k tokens with all its rows."""
+        calls, tokens = 1, k
+        if self.rows == "last":
+            calls, tokens = k, (k * (k + 1) // 2 if self._causal else k * k)
+        return calls, tokens, k * (self.out_dim or 1)
 
     @property
     def remedy(self) -> str:
@@ -177,12 +190,12 @@ class Session:
     def _answer(self, x: Float64, purpose: str) -> list[NDArray[Any]]:
         found: list[NDArray[Any]] = []
         while len(found) < len(x):
-            number, rest = self.calls, x[len(found) :]
-            known = self._answers.find(number, rest)
+            rest = x[len(found) :]
+            known = self._answers.take(rest)
             if known is None:
-                rest = rest[:1] if self._box.one_by_one else rest
+                rest = rest[: 1 if self._box.one_by_one else self._answers.count_new(rest)]
                 known = self._call(rest)
-                self._answers.add(number, rest, known)
+                self._answers.add(rest, known)
             else:
                 self.answered += len(known)
             self._check_alike(known)
