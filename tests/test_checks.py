@@ -257,6 +257,13 @@ FOUND = [
         {"heads_found": 2, "heads_asked": 3, "dimension": 16},
     ),
     (
+        "surplus heads",
+        {"asked": 1},
+        STUCK,
+        "2 heads explain the examples exactly, and 1 was asked for: ask for n_heads=2",
+        {"heads_found": 2, "heads_asked": 1},
+    ),
+    (
         "too few equations",
         {"inputs": information(), "equations": 1.04},
         FITTED,

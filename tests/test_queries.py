@@ -135,7 +135,8 @@ def test_a_layer_is_extracted_without_random_starts():
     assert mha.compare(found.layer, LAYER).max_error < 1e-13
     assert not found.random_starts
     assert found.calls == sum(step.calls for step in found.plan) <= 40
-    assert (found.tokens, found.scalars) == (8 * found.calls, 40 * found.calls)
+    one_shorter = 8 * found.calls - 4
+    assert (found.tokens, found.scalars) == (one_shorter, 5 * one_shorter)
 
 
 @pytest.mark.parametrize(("m", "d", "scale"), [(3, 12, 0.3), (2, 6, 20.0), (4, 5, 2.0)])
@@ -522,6 +523,43 @@ def test_a_box_with_biases_that_were_not_told_is_said_to_have_them():
     assert "which no layer without biases does: ask with bias=True" in found.reason
     told = mha.extract(box, 4, 2, bias=True)
     assert told.outcome is mha.Outcome.RECOVERED, told.reason
+
+
+def test_a_box_that_knows_positions_is_not_said_to_have_biases():
+    places = 0.3 * np.random.default_rng(0).standard_normal((8, 5))
+    found = mha.extract(lambda x: LAYER(x + places[: x.shape[1]]), 5, 3, max_seconds=3.0)
+    assert found.outcome is not mha.Outcome.RECOVERED
+    assert "the box knows the positions of tokens" in found.reason
+    assert "bias=True" not in found.reason
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_scale_that_goes_with_the_length_is_not_recovered(last):
+    def box(x):
+        y = mha.AttentionLayer(LAYER.theta / np.log(x.shape[1] + 1), LAYER.w)(x)
+        return y[:, -1] if last else y
+
+    found = mha.extract(box, 5, 3)
+    assert found.outcome is mha.Outcome.FITTED
+    assert found.findings[0].name == "length"
+    assert "depends on their number" in found.reason
+    assert not found.certificate.recovered
+    spent = mha.extract(box, 5, 3, max_calls=found.calls - 1)
+    assert spent.reason.endswith("; only sequences of 8 tokens were asked about")
+
+
+def test_answers_that_are_off_by_little_are_fitted_as_well_as_they_go():
+    found = mha.extract(lambda x: LAYER(x) + 1e-10 * x**2, 5, 3)
+    assert found.outcome is mha.Outcome.FITTED
+    assert mha.compare(found.layer, LAYER).max_error < 1e-8
+
+
+def test_another_number_of_heads_than_was_told_is_said_once_it_is_found():
+    found = mha.extract(LAYER, 5, 4, max_calls=60)
+    assert found.outcome is mha.Outcome.NOT_IDENTIFIED
+    assert "3 heads explain" in found.reason
+    assert found.reason.endswith("ask for n_heads=3")
+    assert found.calls < 30
 
 
 def test_a_limit_in_seconds_is_that_of_asking_and_of_all_fits_together(monkeypatch):

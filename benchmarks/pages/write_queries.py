@@ -31,9 +31,17 @@ assert found.calls <= 40
 ```
 
 On the command line: `mhalearn extract boxes:attention --dim 8 --max-calls 40 --checkpoint
-answers.sqlite`, where `boxes.py` has a function `attention`. The box may take many sequences at
-once or one a call, and answer at all rows, at the last row, or with one number. A call is one
-sequence. Every answer is kept as it comes, so that a run that broke pays for none of them again.
+answers.sqlite`, where `boxes.py` has a function `attention`, of NumPy arrays, or a torch module.
+The box may take many sequences at once or one a call (`one_by_one=True`), and answer at all rows,
+at the last row, or with one number. `max_length` is the longest sequence it takes, eight tokens
+if nothing is said; `inputs` are the tokens it takes: `"cube"` for +-1, the radius of a ball, or
+an array (v, d) of a vocabulary. A call is one sequence, and `max_calls`, `max_tokens` and
+`max_scalars` are budgets; `found.calls`, `.tokens`, `.scalars` and `.plan` say what was asked,
+and what for.
+
+A call that fails, or takes longer than `timeout` seconds, is made three times more. Every answer
+is kept as it comes (`keep="answers.sqlite"`, `--checkpoint`), so that a run that broke, or ended
+with its budget and is given a larger one, pays for none of them again (`--resume`).
 
 ## The idea
 

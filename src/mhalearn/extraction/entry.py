@@ -78,9 +78,9 @@ def extract(
         `AttentionRegressor`, with n_heads and head_dim given; such heads are learned from random
         sequences, longer where max_length allows.
 
-    Cost: at d = 8 with six heads and all outputs some 36 calls of eight tokens and a few seconds.
+    Cost: at d = 8 with six heads and all outputs some 40 calls of eight tokens and a few seconds.
     Trust: that of `AttentionRegressor`: RECOVERED is said by the same judge, of sequences that were
-    asked and not fitted.
+    asked and not fitted; they are of one length, and one more of half of it must be met too.
     """
     d, length = check_count("d", d), check_count("max_length", max_length, least=2)
     if plan not in PLANS:

@@ -15,6 +15,7 @@ from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
 from mhalearn.data.label_precision import label_precision
 from mhalearn.estimator import AttentionRegressor
+from mhalearn.extraction.last_questions import check_length, say_biases
 from mhalearn.extraction.result import Extraction
 from mhalearn.extraction.settings import Settings, Teller
 from mhalearn.judge.solution import Solution
@@ -33,7 +34,6 @@ RANDOM = "random sequences, to fit and to certify"
 SIZE = "one sequence in several sizes"
 DESIGNED = "what the others leave nearly open"
 AGAIN = "one sequence once more, to learn whether answers are random"
-ZEROS = "tokens of zeros, which only biases answer"
 # Random sequences, over the counting limit: of a first fit from random starts, the same of answers
 # that are rounded or random, and from algebra, which needs no more than certifying does.
 _RATIO, _RATIO_OF_COARSE, _RATIO_OF_ALGEBRA = 3.0, 8.0, 1.6
@@ -58,16 +58,21 @@ _MOST_UNKNOWNS, _EXACT_ANSWERS = 4096, 1e-12
 _PLAUSIBLE = 4
 # Findings that more sequences answer: a check had too few, or a parameter an error bar too wide.
 _TOO_FEW = ("no test for a missing head", "parameter not resolved")
+# A finding that they do not: the heads are found, and were said to be more or fewer.
+_OTHER_NUMBER = "surplus heads"
 _RECOVERED = (Outcome.RECOVERED, Outcome.RECOVERED_ON_SPAN)
-# Seconds of a fit for which none are left; rounding and noise of an answer, times which it is more.
-_NO_TIME, _MORE_THAN_ROUNDING = 1e-3, 10.0
+# Seconds of a fit for which none are left.
+_NO_TIME = 1e-3
 
 
 def _wants_more(solution: Solution, *, exact: bool) -> bool:
     """Whether more random sequences may tell what these did not. exact: answers are neither rounded
     nor random, so that what is left of them is not theirs."""
+    first = solution.findings[0].name if solution.findings else ""
+    if first == _OTHER_NUMBER:
+        return False
     if solution.outcome is Outcome.FITTED:
-        lacking = any(finding.name in _TOO_FEW for finding in solution.findings[:1])
+        lacking = first in _TOO_FEW
         return exact or lacking or solution.certificate is None
     return solution.outcome in (
         Outcome.STUCK,
@@ -130,18 +135,22 @@ class Search:
     def run(self, plan: str) -> Extraction:
         algebra = self._algebra(plan)
         learner = None if algebra is None else FromAlgebra(algebra)
+        solution = self._learn(algebra, learner)
+        if solution is None:  # the size of the sequences was wrong too, so they are left out
+            algebra = learner = None
+            self._x, self._y, self._alike = self._x[:1], self._y[:1], None
+            solution = self._learn(algebra, learner)
+        assert solution is not None
+        return self._tell(solution, algebra, learner)
+
+    def _learn(self, algebra: AlgebraFound | None, learner: FromAlgebra | None) -> Solution | None:
+        """Ask about random sequences and fit, in some rounds; None where what algebra found leads
+        to no layer, and as many sequences may be asked about again."""
         heads = self._settings.known_heads or (
             _PLAUSIBLE if algebra is None else algebra.heads.n_heads
         )
         if algebra is not None:
-            where = "by where they turn" if algebra.by_turns else "on a plane"
-            self._teller.found(algebra.heads.n_heads, f"{algebra.heads.n_heads} heads, {where}")
-            if algebra.by_turns and algebra.sketch is not None:
-                rank = rank_of_images(algebra.heads.images)
-                count = count_at_turns(heads, self._domain.d, self._k, rank)
-                self._alike = Alike(algebra.sketch.theta, count)
-            logits = _LOGITS_OF_ALIKE if algebra.by_turns else _LOGITS
-            self._size = math.sqrt(logits / max(algebra.size, 1e-300))
+            self._expect(algebra, heads)
         elif self._domain.is_continuous:
             self._choose_size()
         ratio, solution = self._first_ratio(algebra), None
@@ -150,10 +159,12 @@ class Search:
             if solution is not None and not more:
                 break
             if learner is not None:
-                learner.last_resort = round_ == _ROUNDS - 1 or self._spent_on is not None
+                last = round_ == _ROUNDS - 1 and self._session.affordable(self._k) < len(self._x)
+                learner.last_resort = last or self._spent_on is not None
             try:
                 solution = self._fit(learner)
             except NeedsMore:
+                solution = None
                 ratio *= _MORE_OF_NARROW
                 if algebra is not None and algebra.rows is None:
                     self._size *= _SMALLER
@@ -162,8 +173,18 @@ class Search:
                 break
             self._ask_designed(solution)
             ratio *= _MORE if algebra is None or algebra.rows is None else _MORE_OF_NARROW
-        assert solution is not None
-        return self._tell(solution, algebra, learner)
+        return solution
+
+    def _expect(self, algebra: AlgebraFound, heads: int) -> None:
+        """The sequences that heads which algebra found are best fitted to."""
+        where = "by where they turn" if algebra.by_turns else "on a plane"
+        self._teller.found(algebra.heads.n_heads, f"{algebra.heads.n_heads} heads, {where}")
+        if algebra.by_turns and algebra.sketch is not None:
+            rank = rank_of_images(algebra.heads.images)
+            count = count_at_turns(heads, self._domain.d, self._k, rank)
+            self._alike = Alike(algebra.sketch.theta, count)
+        logits = _LOGITS_OF_ALIKE if algebra.by_turns else _LOGITS
+        self._size = math.sqrt(logits / max(algebra.size, 1e-300))
 
     def _first_ratio(self, algebra: AlgebraFound | None) -> float:
         """Random sequences of the first fit, over the counting limit."""
@@ -319,7 +340,8 @@ class Search:
         self, solution: Solution, algebra: AlgebraFound | None, learner: FromAlgebra | None
     ) -> Extraction:
         session = self._session
-        said = solution.reason + self._say_biases(solution)
+        solution = self._ask_at_last(solution)
+        said = solution.reason
         if self._spent_on is not None and solution.outcome not in _RECOVERED:
             said += (
                 f"; the budget is spent ({_say(session.calls, session.tokens, session.scalars)}), "
@@ -338,18 +360,18 @@ class Search:
         )
         return replace(extraction, reason=said, trace=[*self._teller.events, *solution.trace])
 
-    def _say_biases(self, solution: Solution) -> str:
-        """Where a layer without biases was looked for and not found: whether zeros, of which it
-        makes nothing, are answered with more."""
-        told = self._settings.bias or not self._domain.is_continuous
-        if told or solution.outcome in _RECOVERED or not self._session.affordable(self._k):
-            return ""
-        answer = self._session.ask(np.zeros((1, self._k, self._domain.d)), ZEROS)
+    def _ask_at_last(self, solution: Solution) -> Solution:
+        """Ask what only a layer tells how to ask: whether it holds at another length, or, where
+        none was found, whether the box has biases."""
+        precision = max(self._unit, self._repeated)
+        if solution.outcome in _RECOVERED:
+            shorter = self._domain.draw(1, self._k // 2, self._size, self._rng, self._unit)[0]
+            return check_length(self._session, solution, shorter, self._k, precision)
+        if self._settings.bias or not self._domain.is_continuous:
+            return solution
         usual = float(np.linalg.norm(self._y)) / math.sqrt(len(self._y))
-        share = float(np.linalg.norm(answer)) / (usual or 1.0)
-        if not share > _MORE_THAN_ROUNDING * max(self._unit, self._repeated, 1e-15):
-            return ""
-        return (
-            f"; tokens of zeros are answered with {share:.2g} of an answer's usual size, which no "
-            "layer without biases does: ask with bias=True"
+        zeros = np.zeros((1, self._k, self._domain.d))
+        return replace(
+            solution,
+            reason=solution.reason + say_biases(self._session, zeros, usual, precision),
         )

@@ -23,12 +23,19 @@ def family_without_certificate(evidence: Evidence) -> Found | None:
 
 @check("surplus heads")
 def surplus_heads(evidence: Evidence) -> Found | None:
-    """Fewer heads than asked for explain everything: the others may be anything."""
+    """Fewer heads than asked for explain everything: the others may be anything. Or more do."""
     found, asked = evidence.layer.n_heads, evidence.architecture.n_heads
     if not is_certified_exact(evidence) or asked is None or asked == found:
         return None
     dimension = _surplus_dimension(evidence)
     heads = "1 head explains" if found == 1 else f"{found} heads explain"
+    if found > asked:
+        return (
+            Outcome.STUCK,
+            f"{heads} the examples exactly, and {asked} {'was' if asked == 1 else 'were'} asked "
+            f"for: ask for n_heads={found}",
+            {"heads_found": found, "heads_asked": asked},
+        )
     return (
         Outcome.NOT_IDENTIFIED,
         f"{heads} the examples exactly, so a family of layers with {asked} heads does too "

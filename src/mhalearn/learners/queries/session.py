@@ -128,13 +128,17 @@ class Session:
         questions = [q for one in x for q in questions_for_rows(one, causal=self._causal)]
         return np.concatenate(self._raw(questions, purpose)).reshape(n, k, -1)
 
+    def ask_once(self, x: Float64, purpose: str) -> NDArray[Any]:
+        """What the box answers about a sequence (k, d) in one call: all rows, or the last alone."""
+        rows = len(x) if self.rows == "all" else 1
+        self._check(1, len(x), rows * (self.out_dim or 1), purpose)
+        return self._raw([x], purpose)[0]
+
     def ask_again(self, x: Float64, answer: NDArray[Any], purpose: str) -> float:
         """How far a second answer about a sequence (k, d) is from the first (k, e), relative to it;
         above zero, the box answers at random. Of last rows only the last is asked for."""
-        last = questions_for_rows(x, causal=self._causal)[-1]
-        self._check(1, len(last), answer.size if self.rows == "all" else answer.shape[-1], purpose)
-        first = answer.astype(np.float64)[0 if self.rows == "all" else -1 :]
-        again = self._raw([last], purpose)[0].astype(np.float64)
+        again = self.ask_once(x, purpose).astype(np.float64)
+        first = answer.astype(np.float64)[-len(again) :]
         return float(np.linalg.norm(again - first) / (np.linalg.norm(first) or 1.0))
 
     def affordable(self, k: int) -> int:
