@@ -1,6 +1,7 @@
 """`mhalearn extract` and `mhalearn plan`: exit codes, JSON, and answers that are paid for once."""
 
 import json
+import sys
 
 import pytest
 
@@ -60,6 +61,25 @@ def test_a_broken_extraction_goes_on_and_pays_for_nothing_twice(run, tmp_path):
     assert len(working_box.asked) == found["calls"] - 5
     learned = mha.load_layer(tmp_path / "found.safetensors")
     assert mha.compare(learned, working_box.layer).max_error < 1e-12
+
+
+def test_an_interruption_says_where_answers_are(run, tmp_path):
+    (tmp_path / "stopped_box.py").write_text(
+        BOX.replace("BREAKS_AFTER", "3").replace('ConnectionError("gone")', "KeyboardInterrupt")
+    )
+    asking = ("extract", "stopped_box:box", "--dim", 4, "--one-by-one")
+    code, _, said = run(*asking, "--checkpoint", "stopped.sqlite")
+    assert code == 130
+    assert "stopped.sqlite: --resume to go on" in said
+    assert len(said.splitlines()) == 1
+    sys.modules.pop("stopped_box")
+    assert "add --checkpoint FILE" in run(*asking)[2]
+
+
+def test_as_many_calls_for_one_purpose_as_for_another_are_told_apart(run):
+    code, out, _ = run("extract", "working_box:box", "--dim", 4, "--one-by-one", "--heads", 3)
+    assert code == 3
+    assert "; 1 more for" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

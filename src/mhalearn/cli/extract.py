@@ -143,7 +143,7 @@ def extract_command(
 
 
 def _extract(*what: Any, **options: Any) -> Extraction:
-    """`mhalearn.extract`, whose remedy for a box that fails is an option of the command here."""
+    """`mhalearn.extract`, whose remedy for what was broken off is an option of the command here."""
     import mhalearn as mha
     from mhalearn.data.box import BoxFailed
 
@@ -152,6 +152,14 @@ def _extract(*what: Any, **options: Any) -> Extraction:
     except BoxFailed as error:
         said = str(error).replace("pass keep=FILE", "add --checkpoint FILE")
         raise BoxFailed(said.replace("run again with it", "--resume")) from error.__cause__
+    except KeyboardInterrupt as error:
+        keep = options["keep"]
+        error.add_note(
+            "add --checkpoint FILE, and no answer will be lost"
+            if keep is None
+            else f"its answers are in {keep}: --resume to go on from there"
+        )
+        raise
 
 
 def load_box(name: str) -> Callable[[Any], Any]:
