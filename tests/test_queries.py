@@ -431,6 +431,7 @@ def test_noise_is_told_from_a_missing_head_where_calls_are_allowed():
     found = mha.extract(box, 5, 3)
     assert found.outcome is mha.Outcome.FITTED
     assert "too few" not in found.reason, found.reason
+    assert "asked twice, the box answers otherwise" in found.reason
     assert mha.compare(found.layer, LAYER).max_error < 2e-3
 
 

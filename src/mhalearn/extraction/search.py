@@ -61,8 +61,8 @@ _TOO_FEW = ("no test for a missing head", "parameter not resolved")
 # A finding that they do not: the heads are found, and were said to be more or fewer.
 _OTHER_NUMBER = "surplus heads"
 _RECOVERED = (Outcome.RECOVERED, Outcome.RECOVERED_ON_SPAN)
-# Seconds of a fit for which none are left.
-_NO_TIME = 1e-3
+# Seconds of a fit for which none are left; how far sums in another order are from each other.
+_NO_TIME, _SAME_ANSWER = 1e-3, 1e-14
 
 
 def _wants_more(solution: Solution, *, exact: bool) -> bool:
@@ -341,7 +341,7 @@ class Search:
     ) -> Extraction:
         session = self._session
         solution = self._ask_at_last(solution)
-        said = solution.reason
+        said = solution.reason + self._say_randomness(solution)
         if self._spent_on is not None and solution.outcome not in _RECOVERED:
             said += (
                 f"; the budget is spent ({_say(session.calls, session.tokens, session.scalars)}), "
@@ -359,6 +359,11 @@ class Search:
             asked=Examples(self._x, self._y),
         )
         return replace(extraction, reason=said, trace=[*self._teller.events, *solution.trace])
+
+    def _say_randomness(self, solution: Solution) -> str:
+        if solution.outcome in _RECOVERED or self._repeated <= _SAME_ANSWER:
+            return ""
+        return f"; asked twice, the box answers otherwise, by {self._repeated:.2g} of its answer"
 
     def _ask_at_last(self, solution: Solution) -> Solution:
         """Ask what only a layer tells how to ask: whether it holds at another length, or, where
