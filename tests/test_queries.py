@@ -546,7 +546,27 @@ def test_a_scale_that_goes_with_the_length_is_not_recovered(last):
     assert "depends on their number" in found.reason
     assert not found.certificate.recovered
     spent = mha.extract(box, 5, 3, max_calls=found.calls - 1)
-    assert spent.reason.endswith("; only sequences of 8 tokens were asked about")
+    assert spent.reason.endswith("; only sequences of 8 tokens were answered")
+
+
+def test_a_box_that_takes_one_length_alone_is_recovered_and_this_is_said():
+    def box(x):
+        return LAYER(x + np.zeros((8, 5)))
+
+    found = mha.extract(box, 5)
+    assert found.outcome is mha.Outcome.RECOVERED, found.reason
+    assert found.reason.endswith("; only sequences of 8 tokens were answered")
+
+
+def test_zeros_that_have_no_answer_do_not_end_a_search():
+    def box(x):
+        with np.errstate(invalid="ignore"):
+            return LAYER(x / np.linalg.norm(x, axis=-1, keepdims=True))
+
+    found = mha.extract(box, 5, 3, max_calls=30, max_seconds=2.0)
+    assert found.outcome is not mha.Outcome.RECOVERED
+    spent = found.calls == 30
+    assert spent or "zeros have no answer" in found.reason
 
 
 def test_answers_that_are_off_by_little_are_fitted_as_well_as_they_go():

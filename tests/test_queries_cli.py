@@ -111,6 +111,7 @@ def test_a_plan_is_told_before_anything_is_paid(run):
     code, out, _ = run(*asked)
     assert code == 0
     assert "times the counting limit" in out
+    assert "finding it takes a fit some 1.25 to 3 times" in " ".join(out.split())
     code, _, said = run(*asked[:-1], "float8")
     assert code == 2
     assert "choose one of" in said

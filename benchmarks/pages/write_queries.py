@@ -164,6 +164,8 @@ def _table(runs: list[Record]) -> str:
         "random sequences,",
         "Gaussian or +-1, with the same budget. A run that is not certified had none to spare. "
         f"Published at d = 8, six heads: {published(6, 8)} scalars.",
+        "A recovered layer is asked about one shorter sequence where the budget allows it: a call",
+        "that counts, and that rows of older code lack.",
         "",
         "| setting | good | goal | worst error | recovered | calls | over limit | scalars "
         "| random starts | error over bound | seconds | code |",
@@ -315,7 +317,9 @@ def _plan(runs: list[Record]) -> str:
         "are rounded less than a fit in doubles loses: what that loses is computed with more",
         "digits, and is part of the prediction. Achieved is the error of a least",
         "squares fit, carried on until",
-        "it only rounds; the descent of `learn` ends some way above that in double precision.",
+        "it only rounds; the descent of `learn` ends some way above that in double precision. A",
+        "plan made without a guess is of another layer of the class, and says nothing of finding",
+        "the layer, which takes more examples where labels are coarse.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -12,11 +12,14 @@ from dataclasses import replace
 import numpy as np
 
 from mhalearn._runtime.types import Float64
+from mhalearn.data.box import BoxFailed
 from mhalearn.judge.finding import Finding
 from mhalearn.judge.solution import Solution
 from mhalearn.learners.queries.session import BudgetSpent, Session
 from mhalearn.run.outcome import Outcome
 
+# What a box raises that takes no such sequence, or answers it with NaN: no reason to lose a search.
+_NO_ANSWER = (ValueError, BoxFailed)
 LENGTH = "one shorter sequence, to learn whether length matters"
 ZEROS = "tokens of zeros, which only biases answer"
 # Rounding and noise of an answer, times which it is more; the same of a layer at another length,
@@ -31,16 +34,16 @@ def check_length(
 
     precision: of answers, relative to them.
 
-    Cost: one call; where the budget does not allow it, the reason says what was asked. Trust: one
-    length of several, and one sequence.
+    Cost: one call; where the budget does not allow it, or the box does not answer, the reason says
+    so. Trust: one length of several, and one sequence.
     """
     if len(shorter) < 2:
         return solution
     try:
         answer = session.ask_once(shorter, LENGTH).astype(np.float64)
-    except BudgetSpent:
+    except (BudgetSpent, *_NO_ANSWER):
         return replace(
-            solution, reason=f"{solution.reason}; only sequences of {k} tokens were asked about"
+            solution, reason=f"{solution.reason}; only sequences of {k} tokens were answered"
         )
     told = solution.layer(shorter[None])[0][-len(answer) :]
     off = float(np.linalg.norm(answer - told) / (np.linalg.norm(answer) or 1.0))
@@ -75,7 +78,10 @@ def say_biases(session: Session, zeros: Float64, usual: float, precision: float)
     """
     if not session.affordable(zeros.shape[1]):
         return ""
-    answer = session.ask(zeros, ZEROS)[0].astype(np.float64)
+    try:
+        answer = session.ask(zeros, ZEROS)[0].astype(np.float64)
+    except _NO_ANSWER:
+        return "; tokens of zeros have no answer, as where tokens are normalised"
     least = _MORE_THAN_ROUNDING * max(precision, 1e-15)
     share = float(np.linalg.norm(answer)) / (usual or 1.0)
     if not share > least:
@@ -83,4 +89,6 @@ def say_biases(session: Session, zeros: Float64, usual: float, precision: float)
     said = f"; tokens of zeros are answered with {share:.2g} of an answer's usual size"
     if float(np.linalg.norm(answer - answer.mean(axis=0))) / (usual or 1.0) > least:
         return f"{said}, and differently at each row: the box knows the positions of tokens"
+    if session.rows == "last":
+        return f"{said}, as biases make it, or positions: if it has biases, ask with bias=True"
     return f"{said}, which no layer without biases does: ask with bias=True"
