@@ -161,10 +161,9 @@ def _table(runs: list[Record]) -> str:
         "mean square over parameters, over the Cramer-Rao bound of the calls that were fitted,",
         "median. Over limit: most calls of a run over the counting limit of calls of that length,",
         "where it was recorded. Heads are told where starts are random. `random` and `cube` are",
-        "random sequences,",
-        "Gaussian or +-1, with the same budget; of parity layers as many as 40 seconds allowed, fewer",
-        "than turns took. A run of exact answers that is not certified had no sequence to spare;",
-        "of 12 bits none is called exact. "
+        "random sequences, Gaussian or +-1, with the same budget; of parity layers as many as 40",
+        "seconds allowed, fewer than turns took. Runs of 600 scalars have none to spare to certify",
+        "with, and of 12 bits none is called exact. "
         f"Published at d = 8, six heads: {published(6, 8)} scalars.",
         "A recovered layer is asked about one shorter sequence where the budget allows it: a call",
         "that counts, and that rows of older code lack.",
