@@ -5,6 +5,8 @@
         --tokens 40000 --seconds 120                            all-MiniLM-L6-v2, for a GPU
         --precisions float64,float32,float16,bfloat16           of inputs and labels, as hooks give
         --methods mhalearn,torch,optax                          Adam with each of its rates
+    python benchmarks/text.py --cases "minilm 4 heads 0+3+9" \\
+        --tokens 10000 --seconds 0                          some heads on a quarter of the features
     python benchmarks/text.py --spectrum --cases "small 1"      how the equations of a step are
     python benchmarks/text.py --table                           run nothing
 
@@ -33,6 +35,7 @@ from rich.table import Table
 from scipy.optimize import linear_sum_assignment
 
 from benchmarks.ledger import Record, console, finite, names, opened, say_bar, study
+from benchmarks.recorded.fewer_features import restrict
 from benchmarks.recorded.minilm import record_minilm
 from benchmarks.recorded.recording import PRECISIONS, Recording
 from benchmarks.recorded.small import record_small
@@ -48,10 +51,12 @@ EXACT, OVER_FLOOR = 1e-20, 1.2
 
 
 def record(case: str, tokens: int, model: str | None) -> tuple[Recording, Recording]:
-    """`minilm 3`, or `small 1`, or `small 1 seed 2`: sentences to fit, and others."""
+    """`minilm 3`, `minilm 3 heads 0+2+4` on a quarter of the features, `small 1`, or `small 1 seed
+    2`: sentences to fit, and others."""
     kind, layer, *rest = case.split()
     if kind == "minilm":
-        return record_minilm(model_file(model), int(layer), tokens, OTHER)
+        both = record_minilm(model_file(model), int(layer), tokens, OTHER)
+        return restrict(*both, list(map(int, rest[-1].split("+")))) if rest else both
     return record_small(int(layer), tokens, OTHER, seed=int(rest[-1]) if rest else 0)
 
 

@@ -15,7 +15,7 @@ from mhalearn.layer.batches import Chunk
 from mhalearn.layer.factored import Factored, Factors, merge_heads
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.learners.newton import factored as many
-from mhalearn.learners.newton.factored import learn_once
+from mhalearn.learners.newton.factored import eliminate_writers, learn_once
 from mhalearn.run.outcome import Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.factor_preconditioner import FactorPreconditioner, Half
@@ -279,3 +279,29 @@ def test_a_second_fit_of_one_shape_compiles_nothing(monkeypatch):
         assert any(event.stage.startswith("attempt") for event in learner.trace_)
     jax.monitoring.unregister_event_duration_listener(note)
     assert compiled == []
+
+
+@in_float64
+def test_heads_on_long_sequences_are_found_with_w_of_any_rank_and_one_too_many_is_dropped():
+    layer = narrow_layer(2, 12, 3, bias=True)
+    problem = problem_of(examples_of(layer, 90, k=6), 3, 3, bias=True)
+    kind, rng = problem.parametrisation, np.random.default_rng(0)
+    near = kind.from_layer(layer, problem.units)
+    start = jax.tree.map(lambda own, other: np.array(other), near, kind.init(rng))
+    for own, leaf in zip(near[:4], start[:4], strict=True):  # W is not looked at
+        leaf[:2] = own * (1 + 0.1 * rng.standard_normal(own.shape))
+    start.out[:] = rng.standard_normal(start.out.shape)
+    heads, loss = eliminate_writers(start, problem, Run(), most=None, stage="test")
+    assert len(heads.query) == 2
+    assert loss < 1e-24
+    assert compare(problem.to_layer(heads), layer).max_error < 1e-10
+
+
+@in_float64
+def test_w_is_not_eliminated_from_too_few_rows():
+    layer = narrow_layer(2, 12, 3)
+    problem = problem_of(examples_of(layer, 10, k=6), 2, 3)
+    heads = problem.parametrisation.init(np.random.default_rng(0))
+    same, loss = eliminate_writers(heads, problem, Run(), most=None, stage="test")
+    assert all(np.array_equal(a, b) for a, b in zip(same, heads, strict=True))
+    assert loss > 0.1

@@ -115,7 +115,7 @@ def minimise(
         loss = loss_of(params, problem)
         if loss < NOTHING_LEFT:
             return Minimum(params, loss, True)
-    if not (_may_eliminate(problem) or _may_eliminate(whole)):
+    if not (may_eliminate(problem) or may_eliminate(whole)):
         gears = _list_gears(problem.parametrisation)
         return _descend(params, problem, run, gears, stage, max_steps, whole)[0]
     found, solved = _descend(params, problem, run, [CUT_SHORT], stage, max_steps, problem)
@@ -125,8 +125,8 @@ def minimise(
     for given in [problem] if whole.rows <= problem.rows else [problem, whole]:
         if solved or found.loss < ROUNDING or run.is_over():
             return found
-        if _may_eliminate(given):
-            found = _descend_eliminated(found.params, given, run, f"{stage}, W eliminated")
+        if may_eliminate(given):
+            found = descend_eliminated(found.params, given, run, stage=f"{stage}, W eliminated")
     if found.loss < ROUNDING or run.is_over():
         return found
     return _descend(found.params, whole, run, [FINISHING], stage, max_steps, whole)[0]
@@ -187,7 +187,7 @@ def _descend(
     return Minimum(found, loss, converged), solved
 
 
-def _may_eliminate(problem: Problem) -> bool:
+def may_eliminate(problem: Problem) -> bool:
     """Whether W, whatever its rank, may be solved for: enough rows, not too many columns."""
     if not isinstance(problem.parametrisation, Factored) or problem.devices > 1:
         return False
@@ -196,11 +196,13 @@ def _may_eliminate(problem: Problem) -> bool:
     return columns <= most and problem.rows >= _ROWS_A_COLUMN * columns
 
 
-def _descend_eliminated(params: Params, problem: Problem, run: Run, stage: str) -> Minimum:
+def descend_eliminated(params: Params, problem: Problem, run: Run, *, stage: str) -> Minimum:
     """Descend in Theta of the factors' rank, with the best W of any rank; then cut W to its rank.
 
     Better conditioned than equations in all factors, with dearer products. If the labels are exact,
     so is the rank of the W found, and nothing is cut.
+    Cost: some tens of passes over Theta and W of full size a step. Trust: a stationary point of the
+    loss of layers with any W, wherever the given W was.
     """
     dense = replace(problem, parametrisation=Dense(problem.architecture))
     start = dense.parametrisation.from_layer(problem.to_layer(params), problem.units)

@@ -34,7 +34,8 @@ from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
 from mhalearn.solvers.damping import NOTHING_LEFT
 from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, Walk, anneal, cosine_rates
-from mhalearn.solvers.polish import minimise, polish
+from mhalearn.solvers.gauss_newton import loss_of
+from mhalearn.solvers.polish import descend_eliminated, may_eliminate, minimise, polish
 from mhalearn.solvers.scaled_problem import Problem, make_problem
 
 # Adam's rate times the root of d, the share of steps in which the penalty fades, and by how much:
@@ -157,7 +158,10 @@ def learn_once(
     run.emit(stage, detail=f"{len(heads.query)} of {student} heads are distinct")
     if loss > _PROMISING:
         return problem.to_layer(heads)
-    heads, loss = decode_heads(heads, examples, part, run, stage=stage)
+    if not is_decodable(examples, problem.architecture.with_heads(len(heads.query))):
+        heads, loss = eliminate_writers(heads, part, run, most=most, stage=stage)
+    if loss > NOTHING_LEFT:
+        heads, loss = decode_heads(heads, examples, part, run, stage=stage)
     strength, name = _FADED * penalty, f"{stage}, fading"
     for goal in _FOLLOWED:
         if loss < _DECODED:
@@ -170,6 +174,29 @@ def learn_once(
     if loss < NOTHING_LEFT:
         return problem.to_layer(heads)
     return _polish(heads, part, problem, run, f"{stage}, polish")
+
+
+def eliminate_writers(
+    heads: Factors, problem: Problem, run: Run, *, most: int | None, stage: str
+) -> tuple[Factors, float]:
+    """Theta by steps that eliminate W of any rank, where rows are many enough, and their loss.
+
+    What directions tokens spread least along, or outputs, is then W's matter, and no descent's. As
+    long as heads turn out to be too many the rest is solved for again.
+    """
+    loss = loss_of(heads, problem)
+    while loss > NOTHING_LEFT and not run.is_over():
+        kind = Factored(problem.architecture.with_heads(len(heads.query)))
+        given = replace(problem, parametrisation=kind)
+        if not may_eliminate(given):
+            break
+        found = descend_eliminated(heads, given, run, stage=f"{stage}, W eliminated")
+        counted = len(heads.query)
+        heads = merge_heads(found.params, ALIKE, SAME, most=most)
+        loss = loss_of(heads, problem)
+        if len(heads.query) == counted:
+            break
+    return heads, loss
 
 
 def _polish(
