@@ -119,9 +119,8 @@ def test_heads_that_a_block_cannot_hold_are_refused_by_name() -> None:
             mha.random_block(2, 4, 3, head_dim=2, **kind)
 
 
-@pytest.mark.parametrize("name", COUNTED)
-def test_unknowns_are_the_rank_of_the_jacobian(name: str) -> None:
-    block = mha.random_block(2, 5, 4, **({"seed": 1} | COUNTED[name]))
+def rank(block: mha.Block) -> int:
+    """Of the Jacobian of more outputs than there are parameters."""
     kind, architecture, k = block.parametrisation, block.architecture, 5
     n = 2 + 2 * kind.size() // (k * block.d)
     with float64():
@@ -138,9 +137,38 @@ def test_unknowns_are_the_rank_of_the_jacobian(name: str) -> None:
         jacobian = np.array(outputs(flat))
     jacobian /= np.maximum(np.linalg.norm(jacobian, axis=0), 1e-30)
     values = np.linalg.svd(jacobian, compute_uv=False)
-    assert kind.design.is_counted
-    assert architecture.count() == int(np.sum(values > 1e-9 * values[0]))
-    assert architecture.counting_limit(k) == architecture.count() / (k * block.d)
+    return int(np.sum(values > 1e-9 * values[0]))
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_unknowns_are_the_rank_of_the_jacobian(name: str) -> None:
+    block = mha.random_block(2, 5, 4, **({"seed": 1} | COUNTED[name]))
+    assert block.design.is_counted
+    assert block.architecture.count() == rank(block)
+    assert block.architecture.counting_limit(5) == block.architecture.count() / (5 * block.d)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("place", [None, "pre layer", "pre rms", "post layer", "post rms"])
+@pytest.mark.parametrize("activation", NAMES)
+def test_unknowns_of_every_kind_are_the_rank(
+    activation: str, place: str | None, bias: bool
+) -> None:
+    """With small biases: behind a norm a ReLU neuron of a large one does not bend."""
+    norm, kind = (None, "layer") if place is None else place.split()
+    block = mha.random_block(2, 4, 3, activation, norm, bias=bias, norm_kind=kind, seed=1)
+    if bias:
+        ff = block.feed_forward
+        block = block.replace(feed_forward=ff.replace(up_bias=0.1 * ff.up_bias))
+    assert block.architecture.count() == rank(block)
+
+
+def test_a_relu_neuron_that_is_always_on_behind_a_norm_leaves_something_open() -> None:
+    block = mha.random_block(2, 4, 3, "relu", "pre", seed=1)
+    ff = block.feed_forward
+    on = block.replace(feed_forward=ff.replace(up_bias=ff.up_bias + 20.0 * (np.arange(3) == 1)))
+    assert rank(on) < block.architecture.count()
 
 
 @pytest.mark.parametrize("name", COUNTED)
