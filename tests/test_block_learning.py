@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles import transformer_block
 
 import mhalearn as mha
 from mhalearn import cli
@@ -161,6 +162,19 @@ def test_the_judge_of_blocks_is_not_fooled() -> None:
     few = data(block, 4)
     verdict = judge_block(Candidate(block), few, None, found, Run())
     assert verdict.outcome is mha.Outcome.TOO_FEW_EXAMPLES
+
+
+def test_a_faint_neuron_is_no_rounding() -> None:
+    """What doubles lose is far less than 1e-12, and other ways of computing lose about as much."""
+    block = mha.random_block(**SIZES, norm=None, seed=2)
+    ff = block.feed_forward
+    faint = block.replace(feed_forward=ff.replace(down=ff.down * [[1.0], [1.0], [1.0], [1e-12]]))
+    fewer = {"up": ff.up[:, :3], "up_bias": ff.up_bias[:3], "down": ff.down[:3]}
+    without = block.replace(feed_forward=ff.replace(**fewer))
+    assert judged(without, faint, Asked(None, None)) is mha.Outcome.FITTED
+    naive = transformer_block(data(block).arrays()[0], block)
+    assert np.any(naive != data(block).arrays()[1])
+    assert judged(block, block, Asked(None, None), lambda _: naive) is mha.Outcome.RECOVERED
 
 
 def test_neuron_values_are_what_outputs_are_made_of() -> None:
