@@ -1,6 +1,7 @@
 """Blocks learned from random examples: small ones exactly, and traps that must not be recovered."""
 
 import json
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -202,6 +203,21 @@ def test_wrong_settings_of_a_block_are_refused() -> None:
             mha.BlockRegressor(**settings).fit(x, x)
     with pytest.raises(ValueError, match="residual path"):
         mha.BlockRegressor().fit(x, x[..., :2])
+
+
+@pytest.mark.slow
+def test_a_block_is_at_hand_only_inside_an_event_and_a_pickled_copy_predicts_the_same() -> None:
+    block, seen = mha.random_block(**SIZES, norm=None), []
+    hasty = BlockOptions(steps=50, strengths=(1e-4,))
+    model = mha.BlockRegressor(1, hidden=4, options=hasty, max_seconds=1.0)
+    assert model.layer_at_hand() is None
+    model.set_params(on_event=lambda event: seen.append(model.layer_at_hand()))
+    examples = data(block, 60)
+    model.fit(examples)
+    assert any(isinstance(one, mha.Block) for one in seen)
+    assert model.layer_at_hand() is None
+    x = examples.arrays()[0]
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).predict(x), model.predict(x))
 
 
 def test_near_neurons_are_made_one() -> None:

@@ -71,8 +71,9 @@ that is only bent a little, which is known by its curvature alone. Without them 
 creeps along two bent valleys.
 
 Held-out examples choose among attempts, and an eighth that was set apart certifies: `RECOVERED`
-needs labels in double precision that are met to rounding there, and a Jacobian whose null space
-is the gauge and nothing else. Nothing of this is proved.
+needs labels in double precision that are met to rounding there, no worse than computing the block
+in doubles does, and a Jacobian whose null space is the gauge and nothing else. Nothing of this is
+proved.
 
 ## Random blocks
 

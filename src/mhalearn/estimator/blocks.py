@@ -202,6 +202,13 @@ class BlockRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         chosen.pop("on_event")
         return chosen | {"n": examples.n, "k": examples.k, "d": examples.d}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The running trace belongs to the process; callbacks are the caller's to restore."""
+        state = dict(super().__getstate__())
+        state.pop("_run", None)
+        state["on_event"] = None
+        return state
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array = False
