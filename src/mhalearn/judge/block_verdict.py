@@ -111,8 +111,8 @@ def _say_faint(block: Block, residuals: Residuals, certify: Examples) -> str | N
         return None
     return (
         f"the relative residual {left:.2g} on fresh examples is small, but more than computing the "
-        f"block in double precision leaves ({expected:.1g}): a faint neuron or head may be missing, "
-        "the labels computed less precisely, or the descent ended early"
+        f"block in double precision leaves ({expected:.1g}): a faint neuron or head may be "
+        "missing, the labels computed less precisely, or the descent ended early"
     )
 
 
