@@ -11,11 +11,34 @@ import mhalearn as mha
 from mhalearn._runtime.programs import float64
 from mhalearn.layer.batches import make_chunk
 from mhalearn.layer.block.activations import NAMES
+from mhalearn.layer.block.canonical import fold_inputs
 from mhalearn.layer.block.neurons import turn_neurons
 from mhalearn.layer.block.norms import Norm
 from mhalearn.layer.units import Units
 
 ROPE = {"rope": mha.Rope(base=10.0), "causal": True, "head_dim": 2}
+# Of heads, one of each kind that a block may have beside those of a Theta and a W.
+HEADS = {
+    "rotary": ROPE,
+    "interleaved, by length": {
+        "head_dim": 4,
+        "rope": mha.Rope(
+            base=10.0,
+            layout="interleaved",
+            scaling={"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 3},
+        ),
+    },
+    "shared keys": {"head_dim": 2, "kv_heads": 1},
+    "window": {"head_dim": 2, "window": 2, "causal": True},
+    "sinks": {"head_dim": 2, "sinks": True},
+    "soft-cap": {"head_dim": 2, "softcap": 1.5},
+    "normalised": {"head_dim": 2, "qk_norm": True},
+    "ALiBi": {"head_dim": 2, "position_bias": "alibi", "causal": True},
+    "T5": {"head_dim": 2, "position_bias": "t5"},
+}
+# The others are slow: what they have is tested as layers, too.
+DAILY_HEADS = ("interleaved, by length", "sinks", "T5")
+KINDS = [one if one in DAILY_HEADS else pytest.param(one, marks=pytest.mark.slow) for one in HEADS]
 # Of the counts, one of each activation and norm; together all that a block may have.
 COUNTED = {
     "no norm": {"activation": "gelu", "norm": None},
@@ -65,7 +88,20 @@ def test_blocks_equal_naive_loops(activation: str) -> None:
     assert np.abs(block(x, lengths) - transformer_block(x, block, lengths=lengths)).max() < 1e-12
 
 
-def test_projected_heads_inside_a_block_equal_naive_loops() -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_heads_of_every_kind_are_those_of_naive_loops_inside_a_block(name: str, tmp_path) -> None:
+    """So are their files; and the canonical form is another writing of the same block."""
+    place = (None, "pre", "post")[list(HEADS).index(name) % 3]
+    block = mha.random_block(2, 4, 3, norm=place, seed=2, **HEADS[name])
+    x = tokens(block)
+    assert np.abs(block(x) - transformer_block(x, block)).max() < 1e-12
+    assert same_function(block, block.canonical())
+    assert mha.compare(block.canonical(), block).max_error < 1e-12
+    block.save(tmp_path / "block.safetensors")
+    assert np.array_equal(mha.load_layer(tmp_path / "block.safetensors")(x), block(x))
+
+
+def test_rotary_heads_of_a_block_see_distances_alone() -> None:
     block = mha.random_block(2, 4, 3, "swiglu", "pre", bias=False, norm_kind="rms", **ROPE)
     x = tokens(block)
     assert np.abs(block(x) - transformer_block(x, block)).max() < 1e-12
@@ -74,9 +110,17 @@ def test_projected_heads_inside_a_block_equal_naive_loops() -> None:
     assert np.abs(block(x, positions=spread + 5) - block(x, positions=spread)).max() < 1e-12
 
 
-@pytest.mark.parametrize("name", COUNTED)
-def test_unknowns_are_the_rank_of_the_jacobian(name: str) -> None:
-    block = mha.random_block(2, 5, 4, **({"seed": 1} | COUNTED[name]))
+def test_heads_that_a_block_cannot_hold_are_refused_by_name() -> None:
+    for kind, match in (
+        ({"latent": mha.Latent(2), "bias": False}, "through latents"),
+        ({"memory": 3}, "of its own tokens"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            mha.random_block(2, 4, 3, head_dim=2, **kind)
+
+
+def rank(block: mha.Block) -> int:
+    """Of the Jacobian of more outputs than there are parameters."""
     kind, architecture, k = block.parametrisation, block.architecture, 5
     n = 2 + 2 * kind.size() // (k * block.d)
     with float64():
@@ -93,9 +137,38 @@ def test_unknowns_are_the_rank_of_the_jacobian(name: str) -> None:
         jacobian = np.array(outputs(flat))
     jacobian /= np.maximum(np.linalg.norm(jacobian, axis=0), 1e-30)
     values = np.linalg.svd(jacobian, compute_uv=False)
-    assert kind.design.is_counted
-    assert architecture.count() == int(np.sum(values > 1e-9 * values[0]))
-    assert architecture.counting_limit(k) == architecture.count() / (k * block.d)
+    return int(np.sum(values > 1e-9 * values[0]))
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_unknowns_are_the_rank_of_the_jacobian(name: str) -> None:
+    block = mha.random_block(2, 5, 4, **({"seed": 1} | COUNTED[name]))
+    assert block.design.is_counted
+    assert block.architecture.count() == rank(block)
+    assert block.architecture.counting_limit(5) == block.architecture.count() / (5 * block.d)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("place", [None, "pre layer", "pre rms", "post layer", "post rms"])
+@pytest.mark.parametrize("activation", NAMES)
+def test_unknowns_of_every_kind_are_the_rank(
+    activation: str, place: str | None, bias: bool
+) -> None:
+    """With small biases: behind a norm a ReLU neuron of a large one does not bend."""
+    norm, kind = (None, "layer") if place is None else place.split()
+    block = mha.random_block(2, 4, 3, activation, norm, bias=bias, norm_kind=kind, seed=1)
+    if bias:
+        ff = block.feed_forward
+        block = block.replace(feed_forward=ff.replace(up_bias=0.1 * ff.up_bias))
+    assert block.architecture.count() == rank(block)
+
+
+def test_a_relu_neuron_that_is_always_on_behind_a_norm_leaves_something_open() -> None:
+    block = mha.random_block(2, 4, 3, "relu", "pre", seed=1)
+    ff = block.feed_forward
+    on = block.replace(feed_forward=ff.replace(up_bias=ff.up_bias + 20.0 * (np.arange(3) == 1)))
+    assert rank(on) < block.architecture.count()
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -104,6 +177,8 @@ def test_the_canonical_form_is_the_same_function_and_its_own(name: str) -> None:
     found = block.canonical()
     assert same_function(block, found, 1e-11 if "epsilon" in name else 1e-12)
     assert mha.compare(found.canonical(), found).max_error < 1e-12
+    for mine, other in zip(found.params.values(), found.canonical().params.values(), strict=True):
+        assert np.abs(mine - other).max(initial=0.0) < 1e-11
 
 
 def test_a_canonical_pre_norm_has_no_gain_left() -> None:
@@ -215,6 +290,39 @@ def test_compare_sees_no_gauge(activation: str, norm: str | None) -> None:
     assert found.attention.order.tolist() == [1, 0] or found.attention.order.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("head", ["plain", "rotary", "sinks"])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_compare_sees_no_gains_of_pre_norms(kind: str, head: str) -> None:
+    """Nor their biases: they are part of the maps that follow. One writing has both, one none."""
+    given = HEADS.get(head, {})
+    block = mha.random_block(2, 5, 4, "gelu", "pre", norm_kind=kind, seed=4, **given)
+    plain = fold_inputs(block)
+    assert same_function(block, plain)
+    assert np.array_equal(plain.norms[0].gain, np.ones(5))
+    assert not np.array_equal(block.norms[0].gain, np.ones(5))
+    assert mha.compare(plain, block).max_error < 1e-12
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_tokens_and_features_may_be_renumbered(norm: str) -> None:
+    """Without a mask tokens have no order, and norms treat features alike."""
+    block = mha.random_block(2, 5, 4, "gelu", norm, seed=4)
+    x, order, p = tokens(block), [2, 0, 3, 1], [4, 2, 0, 1, 3]
+    assert np.abs(block(x[:, order]) - block(x)[:, order]).max() < 1e-12
+    heads, ff = block.attention, block.feed_forward
+    renumbered = block.replace(
+        attention=heads.replace(
+            theta=heads.theta[:, p][:, :, p],
+            w=heads.w[:, p][:, :, p],
+            key_vector=heads.key_vector[:, p],
+            out_bias=heads.out_bias[p],
+        ),
+        feed_forward=ff.replace(up=ff.up[p], down=ff.down[:, p], down_bias=ff.down_bias[p]),
+        norms=tuple(Norm(n.gain[p], n.bias[p], n.kind, n.epsilon) for n in block.norms),
+    )
+    assert np.abs(renumbered(x[..., p]) - block(x)[..., p]).max() < 1e-12
+
+
 def test_compare_sees_what_differs() -> None:
     block = mha.random_block(2, 5, 4)
     ff = block.feed_forward
@@ -252,6 +360,32 @@ def test_dead_equal_and_mirrored_neurons_are_found() -> None:
         down=np.concatenate([ff.down * [[0.25], [1], [1], [1]], 0.75 * ff.down[:1]]),
     )
     assert mha.compare(block.replace(feed_forward=half), block).max_error < 1e-12
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", "glu", "swiglu", "reglu"])
+def test_surplus_neurons_of_every_kind_are_left_out(activation: str) -> None:
+    """Dead ones, one that does not depend on its input, and a copy that shares the output."""
+    block = mha.random_block(2, 5, 4, activation, None, seed=3)
+    ff, none = block.feed_forward, np.zeros((5, 1))
+    ins, outs = [ff.up, ff.up[:, :1], ff.up[:, 1:2], none], 0.3 * ff.down[:1]
+    more = {
+        "up": np.concatenate(ins, 1),
+        "up_bias": np.concatenate([ff.up_bias, ff.up_bias[:2], [0.7]]),
+        "down": np.concatenate([ff.down, outs, np.zeros((1, 5)), np.ones((1, 5))]),
+    }
+    more["down"][0] = ff.down[0] - outs[0]
+    if ff.gate is not None:
+        more["gate"] = np.concatenate([ff.gate, ff.gate[:, :2], none], 1)
+        more["gate_bias"] = np.concatenate([ff.gate_bias, ff.gate_bias[:2], [0.4]])
+    surplus = block.replace(feed_forward=ff.replace(**more))
+    found = surplus.canonical()
+    assert (surplus.hidden, found.hidden) == (7, 4)
+    assert same_function(surplus, found)
+    without = {"up": more["up"][:, :6], "up_bias": more["up_bias"][:6], "down": more["down"][:6]}
+    if ff.gate is not None:
+        without |= {"gate": more["gate"][:, :6], "gate_bias": more["gate_bias"][:6]}
+    split = block.replace(feed_forward=ff.replace(**without))
+    assert mha.compare(split, block).max_error < 1e-12
 
 
 def test_equal_heads_of_a_block_are_merged() -> None:
@@ -311,5 +445,8 @@ def test_blocks_show_themselves() -> None:
         "Block(n_heads=2, d=5, hidden=4, activation='gelu', norm='pre', norm_kind='layer')"
     )
     assert "feed_forward.up" in block._repr_html_()
+    same, other = mha.compare(block, block), mha.compare(block, mha.random_block(2, 5, 3))
+    assert "largest relative error" in same._repr_html_()
+    assert "4 neurons beside 3" in other._repr_html_()
     assert block.architecture.contains(block)
     assert not mha.random_block(2, 5, 3).architecture.contains(block)

@@ -1,11 +1,13 @@
 """Blocks learned from random examples: small ones exactly, and traps that must not be recovered."""
 
 import json
+import pickle
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles import transformer_block
 
 import mhalearn as mha
 from mhalearn import cli
@@ -163,6 +165,19 @@ def test_the_judge_of_blocks_is_not_fooled() -> None:
     assert verdict.outcome is mha.Outcome.TOO_FEW_EXAMPLES
 
 
+def test_a_faint_neuron_is_no_rounding() -> None:
+    """What doubles lose is far less than 1e-12, and other ways of computing lose about as much."""
+    block = mha.random_block(**SIZES, norm=None, seed=2)
+    ff = block.feed_forward
+    faint = block.replace(feed_forward=ff.replace(down=ff.down * [[1.0], [1.0], [1.0], [1e-12]]))
+    fewer = {"up": ff.up[:, :3], "up_bias": ff.up_bias[:3], "down": ff.down[:3]}
+    without = block.replace(feed_forward=ff.replace(**fewer))
+    assert judged(without, faint, Asked(None, None)) is mha.Outcome.FITTED
+    naive = transformer_block(data(block).arrays()[0], block)
+    assert np.any(naive != data(block).arrays()[1])
+    assert judged(block, block, Asked(None, None), lambda _: naive) is mha.Outcome.RECOVERED
+
+
 def test_neuron_values_are_what_outputs_are_made_of() -> None:
     block = mha.random_block(**SIZES, norm="pre", activation="swiglu")
     kind, ff, x = block.parametrisation, block.feed_forward, data(block, 5).arrays()[0]
@@ -188,6 +203,21 @@ def test_wrong_settings_of_a_block_are_refused() -> None:
             mha.BlockRegressor(**settings).fit(x, x)
     with pytest.raises(ValueError, match="residual path"):
         mha.BlockRegressor().fit(x, x[..., :2])
+
+
+@pytest.mark.slow
+def test_a_block_is_at_hand_only_inside_an_event_and_a_pickled_copy_predicts_the_same() -> None:
+    block, seen = mha.random_block(**SIZES, norm=None), []
+    hasty = BlockOptions(steps=50, strengths=(1e-4,))
+    model = mha.BlockRegressor(1, hidden=4, options=hasty, max_seconds=1.0)
+    assert model.layer_at_hand() is None
+    model.set_params(on_event=lambda event: seen.append(model.layer_at_hand()))
+    examples = data(block, 60)
+    model.fit(examples)
+    assert any(isinstance(one, mha.Block) for one in seen)
+    assert model.layer_at_hand() is None
+    x = examples.arrays()[0]
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).predict(x), model.predict(x))
 
 
 def test_near_neurons_are_made_one() -> None:

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from test_block import HEADS, KINDS
 
 import mhalearn as mha
 
@@ -36,6 +37,7 @@ MODELS = {
     "BERT": ("bert", SIZES, "gelu"),
     "BERT, ReLU": ("bert", SIZES | {"hidden_act": "relu"}, "relu"),
     "RoBERTa, tanh": ("roberta", SIZES | {"hidden_act": "gelu_new"}, "gelu_tanh"),
+    "BERT, tanh to ten digits": ("bert", SIZES | {"hidden_act": "gelu_fast"}, "gelu_tanh"),
     "GPT-2": ("gpt2", GPT2, "gelu_tanh"),
     "GPT-2, SiLU": ("gpt2", GPT2 | {"activation_function": "silu"}, "silu"),
     "Llama": ("llama", GROUPED, "swiglu"),
@@ -49,6 +51,7 @@ MODELS = {
         GROUPED | {"sliding_window": 3, "hidden_act": "relu"},
         "reglu",
     ),
+    "Llama, sigmoid": ("llama", GROUPED | {"hidden_act": "sigmoid"}, "glu"),
     "Qwen2": ("qwen2", GROUPED, "swiglu"),
     "Qwen3": ("qwen3", GROUPED | {"head_dim": 8, "hidden_act": "gelu"}, "geglu"),
     "Gemma": ("gemma", GROUPED | {"head_dim": 8, "hidden_act": "gelu_pytorch_tanh"}, "geglu_tanh"),
@@ -112,6 +115,19 @@ def test_heads_of_any_rank_become_a_module() -> None:
     assert mha.to_torch(block, dtype=torch.float32)(torch.zeros(1, 2, 5)).dtype == torch.float32
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_heads_of_every_kind_become_a_module(name: str) -> None:
+    """At given positions, too, one row of them or one for each sequence."""
+    block = mha.random_block(2, 4, 3, norm="pre", seed=2, **HEADS[name])
+    x = np.random.default_rng(0).standard_normal((2, 6, 4))
+    module = mha.to_torch(block)
+    rows = np.array([[0, 2, 3, 7, 8, 9], [1, 2, 3, 4, 5, 90]])
+    for positions in (None, rows[0], rows):
+        given = None if positions is None else torch.tensor(positions)
+        outputs = module(torch.tensor(x), given).detach().numpy()
+        assert np.abs(outputs - block(x, positions=positions)).max() < 1e-12
+
+
 def test_what_is_no_such_block_is_refused() -> None:
     model, config = make_model("llama", GROUPED)
     state = model.state_dict()
@@ -127,6 +143,3 @@ def test_what_is_no_such_block_is_refused() -> None:
     for tensors, said, match in cases:
         with pytest.raises(ValueError, match=match):
             mha.block_from_huggingface(tensors, 0, config=said)
-    biased = mha.random_block(2, 4, 3, head_dim=2, position_bias="alibi", causal=True)
-    with pytest.raises(ValueError, match="position_bias"):
-        mha.to_torch(biased)

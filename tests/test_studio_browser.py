@@ -173,6 +173,51 @@ def go_to(page, moment):
     )
 
 
+def test_a_block_is_learned_while_one_watches(page):
+    """Its fields, and only those; heads and neurons as they are found; its report."""
+    page.get_by_role("button", name="A whole block", exact=True).click()
+    for name, shown in (("neurons", True), ("norm", True), ("method", False), ("ask_box", False)):
+        assert page.locator(f"#{name}").is_visible() == shown, name
+    page.locator("#neurons").fill("33")
+    expect(page.get_by_role("alert")).to_have_text("Neurons is 33: choose from 1 to 32")
+    expect(page.locator("#neurons")).to_have_attribute("aria-invalid", "true")
+    for name, value in (("heads", 1), ("dim", 4), ("neurons", 4), ("examples", 400), ("seed", 2)):
+        page.locator(f"#{name}").fill(str(value))
+    page.get_by_label("Do not tell it the number of heads and neurons").uncheck()
+    before = page.locator("#run-heading").text_content()
+    page.get_by_role("button", name="Learn it").click()
+    expect(page.locator("#run-heading")).not_to_have_text(before)
+    expect(page.locator("#setting")).to_contain_text("1 head, 4 neurons, d = 4")
+    neurons = page.locator('[data-found="neurons"]')
+    expect(neurons).to_contain_text("the student has 12", timeout=MINUTE)
+    expect(page.locator("#state")).to_have_text("RECOVERED", timeout=2 * MINUTE)
+    expect(neurons).to_have_text("4 of 4 neurons; the student has 4")
+    expect(page.locator("#worst")).to_have_text(re.compile("10⁻¹[²³⁴⁵⁶⁷]"))
+    for picture in page.locator("#neuron-cards canvas").all():
+        assert "heat map" in picture.get_attribute("aria-label")
+    expect(page.locator("#neuron-cards canvas")).to_have_count(4)
+    with page.expect_popup() as opened:
+        page.get_by_role("link", name="Open the report").click()
+    expect(opened.value.get_by_role("heading", name="The block was recovered")).to_be_visible()
+    opened.value.close()
+    page.get_by_role("button", name="Three heads", exact=True).click()
+    assert page.locator("#method").is_visible()
+    assert not page.locator("#neurons").is_visible()
+
+
+@pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
+def test_a_recorded_block_is_replayed_and_nothing_sticks_out(page, size):
+    page.set_viewport_size(size)
+    page.get_by_role("button", name=re.compile("Example, a whole block")).click()
+    expect(page.locator("#neurons-box")).to_be_visible()
+    page.locator("#moment").fill("2")
+    expect(page.locator('[data-found="neurons"]')).to_contain_text("of 16 neurons; the student has")
+    assert not scrolls_sideways(page)
+    page.get_by_role("button", name=re.compile("Example, three heads")).click()
+    expect(page.locator("#neurons-box")).to_be_hidden()
+    expect(page.locator("#found")).to_be_hidden()
+
+
 def test_heads_take_shape_in_the_replay_of_a_recorded_run(page, address):
     page.emulate_media(reduced_motion="reduce")
     page.goto(f"{address}#example-1")

@@ -77,7 +77,7 @@ def test_every_phase_has_words_and_new_stages_have_general_ones():
 
 
 def test_the_page_has_recorded_runs_and_the_first_is_what_the_form_begins_with():
-    assert len(FILES) == 3
+    assert len(FILES) == 4
     assert read_wish(json.loads(FILES[0].read_text())["wish"], Limits()) == Wish()
 
 

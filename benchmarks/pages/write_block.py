@@ -51,7 +51,8 @@ canonical form (`block.canonical()`) fixes all of that, adds up copies, and make
 its mirror image one neuron and a linear map, since act(z) - act(-z) = z; where a linear map is the
 sum of what some neurons leave when they are turned over, they are. `compare` uses it.
 How many unknowns are left is a formula, tested against ranks of Jacobians; the counting limit
-follows from it.
+follows from it. It is that of generic blocks: behind a norm inputs are bounded, and a ReLU neuron
+whose bias outweighs them is on, or off, for all of them.
 
 ## How one is learned
 
@@ -70,8 +71,9 @@ that is only bent a little, which is known by its curvature alone. Without them 
 creeps along two bent valleys.
 
 Held-out examples choose among attempts, and an eighth that was set apart certifies: `RECOVERED`
-needs labels in double precision that are met to rounding there, and a Jacobian whose null space
-is the gauge and nothing else. Nothing of this is proved.
+needs labels in double precision that are met to rounding there, no worse than computing the block
+in doubles does, and a Jacobian whose null space is the gauge and nothing else. Nothing of this is
+proved.
 
 ## Random blocks
 
@@ -126,7 +128,7 @@ among candidates (`activation="auto"`, `norm="auto"`). Sequences of one token ar
 like all others, and not used first. Not measured: d = 16 with norms after, d = 64
 (`benchmarks/large_blocks.py --part d64`), blocks of trained models (`--part trained`), how few
 examples suffice (`--part few`), and a whole model layer by layer. What a block leaves over is not
-tested for its cause, and the studio does not know blocks.
+tested for its cause.
 """
 
 
@@ -228,15 +230,6 @@ def draw(record: Record) -> None:
         below.legend(loc="center right", frameon=False)
         for axes in (above, below):
             axes.spines[["top", "right"]].set_visible(False)
-
-
-def block_numbers() -> dict[str, object]:
-    """What other pages say of these runs."""
-    runs = [run for run in read_runs("blocks") if run["part"] == "recovery"]
-    return {
-        "block_good": sum(is_good(run) for run in runs),
-        "block_runs": len(runs),
-    }
 
 
 def main() -> None:

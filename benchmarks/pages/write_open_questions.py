@@ -52,14 +52,19 @@ are one line each.
 
 ## Composition with a feed-forward layer
 
-**Asked** (talk): guarantees are known for both parts of a block; do they compose? **Measured**:
-nothing about the composition of guarantees. What the function of a block leaves open is counted,
-and held against the rank of a Jacobian; small random blocks are learned from random examples,
-heads and neurons counted, to rounding ([block](block.md)): {block_good} of {block_runs} runs, by a
-student with surplus, pruning and Gauss-Newton, of which nothing is proved. Larger widths and
-trained blocks are not measured. **To go on**: a sequence of one token shows the
-feed-forward part alone, with the sum of W in front of it: learn that first, and phase 2's
-certification becomes a question about preimages.
+**Asked** (talk): guarantees are known for both parts of a block; do they compose? **Measured**
+([block](block.md)): whole blocks are learned from random examples alone, heads and neurons
+counted, by a student with surplus, pruning and Gauss-Newton. All parameters were right to 1e-10 and
+certified in {blocks}. What a block's function leaves open is counted by a formula, which was held
+against the rank of a Jacobian for every activation, norm and bias. Of {block_traps} fits with
+something wrong (a neuron missing, another activation, two blocks for one, ...) {block_fooled} were
+called recovered. Not measured: {blocks_left}. **Not proved**: any guarantee for the composition.
+Nothing says that the student comes near, nor that pruning leaves out the right neurons. A block
+that meets fresh labels to rounding with a Jacobian of full rank, which is measured, is the only one
+near by, and distant ones are not looked for. The formula is the rank for generic blocks, not for
+all: behind a norm a ReLU neuron of large bias is always on, or never. **To go on**: a sequence of
+one token shows the feed-forward part alone, with the sum of W in front of it: learn that first, and
+phase 2's certification becomes a question about preimages.
 
 ## Polynomial time for nice layers
 
@@ -257,6 +262,37 @@ def plan_numbers() -> dict[str, object]:
     }
 
 
+# Parts of large_blocks.json, and what they are.
+LARGE = {
+    "d16": "d = 16 with 64 neurons",
+    "d64": "d = 64 with 256 neurons",
+    "trained": "blocks of a trained model",
+}
+
+
+def block_numbers() -> dict[str, object]:
+    """What was learned of whole blocks, and what was not tried."""
+    small = [run for run in read("blocks") if run["part"] == "recovery"]
+    measured, left = {"d = 8 with 16 neurons": small}, []
+    for part, name in LARGE.items():
+        runs = [run for run in read("large_blocks") if run["part"] == part]
+        if runs:
+            measured[name] = runs
+        else:
+            left.append(name)
+    said = [
+        f"{sum(map(write_block.is_good, runs))} of {len(runs)} runs ({name})"
+        for name, runs in measured.items()
+    ]
+    wrong = [run for run in read("block_traps") if run["trap"] != "none"]
+    return {
+        "blocks": " and ".join(said) if len(said) < 3 else f"{', '.join(said[:-1])} and {said[-1]}",
+        "blocks_left": ", ".join([*left, "a whole model layer by layer"]),
+        "block_traps": len(wrong),
+        "block_fooled": sum(run.get("outcome") == "RECOVERED" for run in wrong) or "none",
+    }
+
+
 def study_numbers() -> dict[str, object]:
     runs = read("open_questions")
     spectra = [r for r in runs if r["part"] == "fourier"]
@@ -287,7 +323,7 @@ def study_numbers() -> dict[str, object]:
 
 def main() -> None:
     numbers = condition_numbers() | gradient_numbers() | frequency_numbers() | plan_numbers()
-    numbers |= write_block.block_numbers()
+    numbers |= block_numbers()
     OUT.write_text(reflow(TEXT.format(**numbers, **vocabulary_numbers(), **study_numbers())))
 
 

@@ -21,6 +21,7 @@ from mhalearn.judge.certificate import Certificate
 from mhalearn.judge.score import determination
 from mhalearn.judge.solution import Solution
 from mhalearn.layer.architecture import Architecture
+from mhalearn.layer.base import Layer
 from mhalearn.layer.block.block import Block
 from mhalearn.layer.block.design import BlockDesign
 from mhalearn.layer.block.norms import KINDS, PLACES
@@ -104,6 +105,7 @@ class BlockRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self.on_event,
             seed=check_count("random_state", self.random_state, least=0),
         )
+        self._run = run
         train, certify = _split(examples, run.seed)
         with one_lapack_thread():
             candidate = self._search(train, classes, run)
@@ -139,6 +141,14 @@ class BlockRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Coefficient of determination over all outputs."""
         check_is_fitted(self)
         return determination(self.predict, Examples(X, Y), sample_weight)
+
+    def layer_at_hand(self) -> Layer | None:
+        """The block an event speaks of, asked for inside `on_event`; None where it has none.
+
+        Not the best so far, and nothing is promised about it: it is there to be looked at.
+        """
+        run: Run | None = getattr(self, "_run", None)
+        return None if run is None or run.layer_at_hand is None else run.layer_at_hand()
 
     def _classes(self, d: int, asked: Asked) -> list[BlockClass]:
         """One for each activation that is considered."""
@@ -191,6 +201,13 @@ class BlockRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         chosen = self.get_params(deep=False)
         chosen.pop("on_event")
         return chosen | {"n": examples.n, "k": examples.k, "d": examples.d}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The running trace belongs to the process; callbacks are the caller's to restore."""
+        state = dict(super().__getstate__())
+        state.pop("_run", None)
+        state["on_event"] = None
+        return state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -29,11 +29,15 @@ _ACTIVATIONS = {
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
 }
-_GATED = {"gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu", "silu": "swiglu"}
+# Of gates, which may also be sigmoids.
+_UNITS = {"gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu", "silu": "swiglu"}
+_GATED = {name: _UNITS[plain] for name, plain in _ACTIVATIONS.items()} | {"sigmoid": "glu"}
 
 
 class Layout(NamedTuple):
@@ -192,13 +196,12 @@ def _setting(layout: Layout, config: Config, what: str) -> tuple[str, Any]:
 
 def _activation(layout: Layout, config: Config) -> str:
     name, said = _setting(layout, config, "activation")
-    if not isinstance(said, str) or said not in _ACTIVATIONS:
+    known = _ACTIVATIONS if layout.gate is None else _GATED
+    if not isinstance(said, str) or said not in known:
         raise ValueError(
-            f"{name}={said!r} in the config: activations that are known are "
-            f"{', '.join(_ACTIVATIONS)}"
+            f"{name}={said!r} in the config: activations that are known are {', '.join(known)}"
         )
-    plain = _ACTIVATIONS[said]
-    return plain if layout.gate is None else _GATED[plain]
+    return known[said]
 
 
 def _epsilon(layout: Layout, config: Config) -> float:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from mhalearn._runtime.programs import float64
+from mhalearn._runtime.types import Float64
 from mhalearn.interop.backend import require_torch
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.block.block import Block
 from mhalearn.layer.block.parametrisation import holds_matrices, split
+from mhalearn.layer.position_bias import Alibi, T5Bias
+from mhalearn.layer.rope import Rope
 from mhalearn.layer.rope_scaling import DynamicNTK
 
 
@@ -18,14 +23,8 @@ def block_to_torch(block: Block, dtype: Any = None) -> Any:
     """A torch.nn.Module, in eval mode on the CPU, with `module(x, positions=None)` the block.
 
     Its parameters have the names of the block's file. dtype: a torch dtype, float64 unless given.
-    Refused: biases by distance, and rotary frequencies that depend on the length.
     """
     torch = require_torch()
-    a = block.design.attention
-    if a.position_bias is not None:
-        raise ValueError("a block with a position_bias is not written as a torch module")
-    if a.rope is not None and isinstance(a.rope.scaling, DynamicNTK):
-        raise ValueError("rotary frequencies by length are not written as a torch module")
     module = _block_class()(block, torch.float64 if dtype is None else dtype)
     return module.eval()
 
@@ -107,6 +106,8 @@ def attend(torch: Any, a: Architecture, params: Any, z: Any, positions: Any) -> 
     logits = torch.einsum("brmh,bjmh->bmrj", query, key) * scale
     if a.softcap is not None:
         logits = a.softcap * torch.tanh(logits / a.softcap)
+    if a.distance_bias is not None:
+        logits = logits + _by_distance(torch, a, params, _positions(torch, z, positions))
     logits = _masked(torch, a, logits)
     if a.sinks:
         sinks = params["sink"][:, None, None].expand(*logits.shape[:3], 1)
@@ -136,9 +137,8 @@ def _turn(torch: Any, a: Architecture, vectors: Any, positions: Any) -> Any:
     """By rotary positions, where there are such."""
     if a.rope is None:
         return vectors
-    if positions is None:
-        positions = torch.arange(vectors.shape[1], device=vectors.device)
-    frequencies = torch.as_tensor(a.rope.frequencies(a.qk_rank), device=vectors.device)
+    positions = _positions(torch, vectors, positions)
+    frequencies = torch.as_tensor(_frequencies(a.rope, a.qk_rank, positions), device=vectors.device)
     angles = (positions.to(torch.float64)[..., None] * frequencies)[..., None, :]
     cosine, sine = (
         (a.rope.magnitude * part).to(vectors.dtype)
@@ -149,6 +149,35 @@ def _turn(torch: Any, a: Architecture, vectors: Any, positions: Any) -> Any:
     turned = vectors.clone()
     turned[..., real], turned[..., imaginary] = x * cosine - y * sine, y * cosine + x * sine
     return turned
+
+
+def _positions(torch: Any, z: Any, given: Any) -> Any:
+    return torch.arange(z.shape[1], device=z.device) if given is None else given
+
+
+def _frequencies(rope: Rope, head_dim: int, positions: Any) -> Float64:
+    """Of each pair, (f,); where they depend on the length, (n, 1, f) or (1, f)."""
+    scaling = rope.scaling
+    if isinstance(scaling, DynamicNTK):
+        lengths = np.atleast_1d(positions.amax(dim=-1).cpu().numpy()) + 1.0
+        with float64():
+            found = scaling.stretched(rope.base, rope.rotated(head_dim), jnp.asarray(lengths))
+        if found is not None:
+            return np.array(found)[:, None] if positions.ndim > 1 else np.array(found)
+    return rope.frequencies(head_dim)
+
+
+def _by_distance(torch: Any, a: Architecture, params: Any, positions: Any) -> Any:
+    """What distances add to logits: ([n,] m, k, k)."""
+    bias, distance = a.distance_bias, positions[..., None, :] - positions[..., :, None]
+    if isinstance(bias, T5Bias):
+        with float64():
+            bucket = np.array(bias.bucket(jnp.asarray(distance.cpu().numpy(), float)), np.int64)
+        index = torch.as_tensor(bucket, device=distance.device)
+        return params["position_table"][index].movedim(-1, -3)
+    assert isinstance(bias, Alibi)
+    slopes = torch.as_tensor(bias.slopes(a.heads), device=distance.device)
+    return -distance.abs()[..., None, :, :] * slopes[:, None, None]
 
 
 def _masked(torch: Any, a: Architecture, logits: Any) -> Any:

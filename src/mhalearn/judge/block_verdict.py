@@ -1,8 +1,9 @@
 """What may be said of a block: few outcomes, each with its evidence.
 
 The certificate is that of layers: fresh residuals at rounding, and a Jacobian of full rank up to
-the gauge. What a block that is not certified leaves over is not looked into further: the tests for
-layers do not know neurons, so that no noise is ever claimed.
+the gauge; and residuals must not be more than computing the block in doubles leaves. What a block
+that is not certified leaves over is not looked into further: the tests for layers do not know
+neurons, so that no noise is ever claimed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 from mhalearn._runtime.types import Float64
 from mhalearn.data import Examples
-from mhalearn.data.label_precision import label_precision
+from mhalearn.data.label_precision import DOUBLE, label_precision
+from mhalearn.judge.block_rounding import MARGIN, computing_error
 from mhalearn.judge.certificate import Certificate, make_certificate
 from mhalearn.judge.residuals import Residuals, measure_residuals
 from mhalearn.layer.block.block import Block
@@ -67,7 +69,10 @@ def judge_block(
     if not _finite(residuals.squared):
         return BlockVerdict(Outcome.NONFINITE, "outputs of the block are not finite", None)
     certificate = make_certificate(block, residuals, train, block.architecture, run=run)
-    outcome, reason = _conclude(candidate, block, residuals, certificate, asked, precision.name)
+    if (faint := _say_faint(block, residuals, certify)) is not None:
+        outcome, reason = Outcome.FITTED, faint
+    else:
+        outcome, reason = _conclude(candidate, block, residuals, certificate, asked, precision.name)
     if outcome is not Outcome.RECOVERED:
         certificate = certificate.withdrawn(reason).without_noise()
     return BlockVerdict(outcome, reason, certificate)
@@ -93,6 +98,24 @@ def _conclude(
     return Outcome.STUCK, f"{said}: no attempt reached a block of this kind that explains them"
 
 
+def _say_faint(block: Block, residuals: Residuals, certify: Examples) -> str | None:
+    """What stands against a block that meets labels in double precision less well than computing
+    it does; None where nothing does."""
+    if not residuals.exact or residuals.precision != DOUBLE.name:
+        return None
+    left = residuals.root_relative
+    if left <= MARGIN * residuals.unit:  # which is no more in any case
+        return None
+    expected = computing_error(block, certify)
+    if left <= MARGIN * expected:
+        return None
+    return (
+        f"the relative residual {left:.2g} on fresh examples is small, but more than computing the "
+        f"block in double precision leaves ({expected:.1g}): a faint neuron or head may be "
+        "missing, the labels computed less precisely, or the descent ended early"
+    )
+
+
 def _judge_exact(
     block: Block, certificate: Certificate, asked: Asked, precision: str
 ) -> tuple[Outcome, str]:
@@ -101,7 +124,8 @@ def _judge_exact(
     for what, told in (("heads", asked.n_heads), ("neurons", asked.hidden)):
         if told is not None and found[what] < told:
             return Outcome.NOT_IDENTIFIED, (
-                f"a block of {found[what]} {what} explains the labels to their precision, and "
+                f"a block of {_count(found[what], what[:-1])} explains the labels to their "
+                "precision, and "
                 f"{told} were asked for: what the others are is not determined"
             )
     if block.feed_forward.linear is not None:

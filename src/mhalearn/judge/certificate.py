@@ -29,6 +29,7 @@ from mhalearn.judge.spectrum import Parameters
 from mhalearn.judge.tail_bound import bound_tail, keep_errors, say_share
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.base import Layer
+from mhalearn.layer.block.design import BlockDesign
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.run.run import Run
 from mhalearn.run.watch import Watch
@@ -288,9 +289,14 @@ def give_reason(
         rank += " by a randomised test"
     return (
         f"{exact} and {rank}: no other layer nearby{among} fits, so the examples determine "
-        f"{_every_head(architecture.heads)}; of distant layers {tested} tested"
+        f"{_every_part(architecture)}; of distant layers {tested} tested"
     )
 
 
-def _every_head(heads: int) -> str:
-    return {1: "its one head", 2: "both heads"}.get(heads, f"all {heads} heads")
+def _every_part(architecture: Architecture) -> str:
+    """Heads and, of a block, neurons."""
+    heads, design = architecture.heads, architecture.attention
+    said = {1: "its one head", 2: "both heads"}.get(heads, f"all {heads} heads")
+    if not isinstance(design, BlockDesign):
+        return said
+    return f"{said} and {design.hidden} neuron{'s' * (design.hidden != 1)}"

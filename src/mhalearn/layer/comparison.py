@@ -119,22 +119,30 @@ def compare(
     assert isinstance(truth, AttentionLayer)
     if inputs is not None:
         learned, truth = _in_metric_of(inputs, lengths, learned, truth)
-    root_d = np.sqrt(truth.d)
-    theta_scale = _scales(truth.theta)
-    w_scale = _scales(truth.w)
-    theta_table = _distances(learned.theta, truth.theta) / theta_scale[:, None]
-    w_table = _distances(learned.w, truth.w) / w_scale[:, None]
-    key_table = _distances(_key_vectors(learned), _key_vectors(truth))
-    key_table /= _scales(_key_vectors(truth), least=theta_scale.max() / root_d)[:, None]
-    rows, order = linear_sum_assignment(theta_table**2 + w_table**2 + key_table**2)
+    order, theta_errors, w_errors, key_errors = match_heads(learned, truth)
     true_bias = _out_bias(truth)
-    bias_scale = max(float(np.linalg.norm(true_bias)), float(w_scale.max()) / root_d)
+    bias_scale = max(float(np.linalg.norm(true_bias)), float(_scales(truth.w).max()) / truth.d**0.5)
     bias_error = float(np.linalg.norm(_out_bias(learned) - true_bias)) / bias_scale
+    worst = max(theta_errors.max(), w_errors.max(), key_errors.max(), bias_error)
+    return Comparison(order, theta_errors, w_errors, key_errors, bias_error, float(worst))
+
+
+def match_heads(
+    learned: AttentionLayer, truth: AttentionLayer
+) -> tuple[NDArray[np.int64], Float64, Float64, Float64]:
+    """For each true head the learned one that it is matched with, and the errors then, of Theta, W
+    and the key vector. Learned heads may be more than the true ones, and not fewer."""
+    theta_scale = _scales(truth.theta)
+    theta_table = _distances(learned.theta, truth.theta) / theta_scale[:, None]
+    w_table = _distances(learned.w, truth.w) / _scales(truth.w)[:, None]
+    key_table = _distances(_key_vectors(learned), _key_vectors(truth))
+    least = theta_scale.max() / np.sqrt(truth.d)
+    key_table /= _scales(_key_vectors(truth), least=least)[:, None]
+    rows, order = linear_sum_assignment(theta_table**2 + w_table**2 + key_table**2)
     theta_errors, w_errors, key_errors = (
         table[rows, order] for table in (theta_table, w_table, key_table)
     )
-    worst = max(theta_errors.max(), w_errors.max(), key_errors.max(), bias_error)
-    return Comparison(order, theta_errors, w_errors, key_errors, bias_error, float(worst))
+    return order, theta_errors, w_errors, key_errors
 
 
 def _short(errors: Float64) -> list[str]:

@@ -49,16 +49,20 @@ def canonical_form(layer: ProjectedLayer) -> ProjectedLayer:
 
 def _fold_biases(a: Architecture, params: Params) -> None:
     """Value biases into that of the outputs; key biases that cancel to zero."""
-    each = a.heads // a.groups
-    if "value_bias" in params and not a.sinks:
-        shared = np.repeat(params.pop("value_bias"), each, axis=0)
-        folded = np.einsum("mh,mhe->e", shared, params["out"])
-        params["out_bias"] = folded + params.get("out_bias", 0.0)
+    fold_value_biases(a, params)
     if "key_bias" in params and not (a.sinks or a.softcap is not None or a.norm is not None):
         first = 0 if a.rope is None else a.rope.rotated(a.qk_rank)
         params["key_bias"][:, first:] = 0.0
         if first == 0:
             del params["key_bias"]
+
+
+def fold_value_biases(a: Architecture, params: Params) -> None:
+    """Value biases into that of the outputs, where weights sum to one."""
+    if "value_bias" in params and not a.sinks:
+        shared = np.repeat(params.pop("value_bias"), a.heads // a.groups, axis=0)
+        folded = np.einsum("mh,mhe->e", shared, params["out"])
+        params["out_bias"] = folded + params.get("out_bias", 0.0)
 
 
 def _centre_table(a: Architecture, params: Params) -> None:

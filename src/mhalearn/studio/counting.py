@@ -10,7 +10,7 @@ import numpy as np
 
 from mhalearn.learners.options import ChenLiOptions
 from mhalearn.learners.registry import find_learner
-from mhalearn.studio.request import Sizes, Wish
+from mhalearn.studio.request import Sizes, Wish, norm_of
 
 _PHASES = "sculpt"
 
@@ -37,7 +37,19 @@ def _architecture(wish: Wish, sizes: Sizes) -> Any:
 
     # Of own data with an open number of heads nothing is known but that there is one.
     heads = 1 if wish.data and wish.count_heads else wish.heads
+    if wish.block:
+        return block_architecture(wish)
     return Architecture(sizes.d, heads, out_dim=sizes.out_dim, bias=wish.bias, causal=wish.causal)
+
+
+def block_architecture(wish: Wish) -> Any:
+    """The class of the hidden block."""
+    from mhalearn.layer.architecture import Architecture
+    from mhalearn.layer.block.design import BlockDesign
+
+    heads = Architecture(wish.dim, wish.heads, bias=True)
+    design = BlockDesign(heads, wish.neurons, wish.activation, norm=norm_of(wish))
+    return design.architecture
 
 
 def _limit(wish: Wish, sizes: Sizes) -> float:
@@ -47,6 +59,8 @@ def _limit(wish: Wish, sizes: Sizes) -> float:
 
 def _unsupported(wish: Wish, sizes: Sizes) -> str | None:
     """What the method says to such layers."""
+    if wish.block:
+        return None
     learner = find_learner(wish.method)
     if sizes.lengths and wish.method == _PHASES:
         return "the examples differ in length: the paper's phases need one length; use newton"
@@ -60,6 +74,8 @@ def _too_few(wish: Wish, sizes: Sizes, limit: float) -> str | None:
     if sizes.n >= limit:
         return None
     heads = "a layer" if wish.data and wish.count_heads else _plural(wish.heads, "head")
+    if wish.block:
+        heads = f"a block of {heads} and {_plural(wish.neurons, 'neuron')}"
     return (
         f"examples is {sizes.n}: by counting, {heads} of dimension {sizes.d} with {sizes.k} tokens "
         f"need at least {math.ceil(limit)}, whatever the method"

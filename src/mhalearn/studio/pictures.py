@@ -27,8 +27,8 @@ def draw_heads(
     order = range(layer.n_heads) if known is None else known.order.tolist()
     return [
         {
-            "theta": _picture(layer.theta[head], limits[0]),
-            "w": _picture(layer.w[head], limits[1]),
+            "theta": draw_matrix(layer.theta[head], limits[0]),
+            "w": draw_matrix(layer.w[head], limits[1]),
             "theta_error": None if known is None else float(known.theta_errors[i]),
             "w_error": None if known is None else float(known.w_errors[i]),
         }
@@ -52,7 +52,7 @@ def scales(layer: AttentionLayer) -> tuple[float, float]:
     return float(np.abs(layer.theta).max()) or 1.0, float(np.abs(layer.w).max()) or 1.0
 
 
-def _picture(matrix: NDArray[np.float64], limit: float) -> dict[str, Any]:
+def draw_matrix(matrix: NDArray[np.float64], limit: float) -> dict[str, Any]:
     """Entries as signed bytes: 127 is the limit. Of many, each cell is its block's largest."""
     for axis in (0, 1):
         size = matrix.shape[axis]

@@ -23,6 +23,7 @@ _RUNS = {
     "1-three-heads.json": "Three heads",
     "2-phases.json": "The paper's phases",
     "3-ask.json": "Ask a box",
+    "4-block.json": "A whole block",
 }
 
 

@@ -10,6 +10,18 @@ from typing import Any
 from mhalearn.learners.registry import DEFAULT, list_learners
 
 INPUTS = {"boolean": "random signs", "gaussian": "Gaussian"}
+# Of blocks, with the words shown for them.
+ACTIVATIONS = {
+    "gelu": "GELU",
+    "gelu_tanh": "GELU, by tanh",
+    "relu": "ReLU",
+    "silu": "SiLU",
+    "glu": "GLU",
+    "swiglu": "SwiGLU",
+    "geglu": "GEGLU",
+    "reglu": "ReGLU",
+}
+NORMS = {"none": "none", "pre": "before each part", "post": "after each part"}
 
 
 # What a file of one's own decides.
@@ -46,6 +58,9 @@ class Limits:
     kept: int = 40  # runs whose events and reports are kept
     file_bytes: int = 64_000_000  # of what is dropped on the page, and of what it unpacks to
     file_dim: int = 128  # features and outputs of own data
+    block_heads: int = 4
+    block_dim: int = 16
+    neurons: int = 32
     files: int = 4  # own data kept, the newest
 
 
@@ -56,6 +71,9 @@ class Wish:
     data: the number of a file that was dropped on the page; 0 for a random layer. With a file its
     sizes stand for dim, tokens and examples, and scale, noise and inputs mean nothing; causal, bias
     and residual are said of the layer that made it.
+
+    block: a whole block is hidden, of so many neurons with their activation, with norms where
+    `norm` says so, and biases everywhere; count_heads then leaves the number of neurons open, too.
     """
 
     heads: int = 3
@@ -74,6 +92,10 @@ class Wish:
     causal: bool = False
     bias: bool = False
     residual: bool = False
+    block: bool = False
+    neurons: int = 16
+    activation: str = "gelu"
+    norm: str = "none"
 
 
 # Where to begin: each shows something else in seconds.
@@ -83,9 +105,17 @@ PRESETS = {
     "Adam instead": Wish(method="adam"),
     "How many heads?": Wish(heads=2, dim=8, examples=300, count_heads=True),
     "Ask a box": Wish(6, 8, examples=40, inputs="gaussian", count_heads=True, ask=True),
+    "A whole block": Wish(
+        2, 8, 4, examples=3000, inputs="gaussian", count_heads=True, seconds=120.0, block=True
+    ),
     "Noisy labels": Wish(heads=2, dim=8, noise=0.05, examples=200, seconds=120.0),
     "Too few examples": Wish(examples=10),
 }
+
+
+def norm_of(wish: Wish) -> str | None:
+    """Where a block has its norms, as `mhalearn.random_block` takes it."""
+    return None if wish.norm == "none" else wish.norm
 
 
 def list_methods() -> dict[str, str]:
@@ -93,8 +123,9 @@ def list_methods() -> dict[str, str]:
     return {learner.name: learner.title or learner.name for learner in list_learners()}
 
 
-def bounds(limits: Limits) -> dict[str, tuple[int | float, int | float]]:
-    """The smallest and largest value of each number."""
+def bounds(limits: Limits, block: bool = False) -> dict[str, tuple[int | float, int | float]]:
+    """The smallest and largest value of each number, of a layer or of a whole block."""
+    narrower = {"heads": (1, limits.block_heads), "dim": (4, limits.block_dim)} if block else {}
     return {
         "heads": (1, limits.heads),
         "dim": (2, limits.dim),
@@ -104,7 +135,8 @@ def bounds(limits: Limits) -> dict[str, tuple[int | float, int | float]]:
         "examples": (1, limits.examples),
         "seed": (0, 2**31 - 1),
         "seconds": (1, limits.seconds),
-    }
+        "neurons": (1, limits.neurons),
+    } | narrower
 
 
 def read_wish(asked: Any, limits: Limits, find: Callable[[int], Sizes | None] = _no_file) -> Wish:
@@ -127,7 +159,7 @@ def read_wish(asked: Any, limits: Limits, find: Callable[[int], Sizes | None] = 
     given = [name for name in ("causal", "bias", "residual") if getattr(wish, name)]
     if given and not wish.data:
         raise ValueError(f"{given[0]} is for a file of your own: random layers here have none")
-    for name, (least, most) in bounds(limits).items():
+    for name, (least, most) in bounds(limits, wish.block).items():
         value = getattr(wish, name)
         if wish.data and name in _SIZES:  # checked when it was dropped
             continue
@@ -142,6 +174,11 @@ def read_wish(asked: Any, limits: Limits, find: Callable[[int], Sizes | None] = 
         )
     _check_choice("method", wish.method, list_methods())
     _check_choice("inputs", wish.inputs, INPUTS)
+    _check_choice("activation", wish.activation, ACTIVATIONS)
+    _check_choice("norm", wish.norm, NORMS)
+    if wish.block and (wish.data or wish.ask or wish.method != DEFAULT.name):
+        why = "a file" if wish.data else "ask" if wish.ask else f"method {wish.method}"
+        raise ValueError(f"block is for a hidden block and examples of it: leave {why} out")
     if wish.ask and (wish.data or wish.method != DEFAULT.name):
         why = "a file answers nothing" if wish.data else f"{wish.method} cannot choose examples"
         raise ValueError(f"ask is for a hidden layer and method {DEFAULT.name}: {why}")

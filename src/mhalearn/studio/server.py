@@ -27,7 +27,17 @@ from mhalearn.studio.connections import FewRequests, PromptProtocol
 from mhalearn.studio.counting import count
 from mhalearn.studio.own_data import ENDINGS
 from mhalearn.studio.recorded import PAGE, RECORDED
-from mhalearn.studio.request import INPUTS, PRESETS, Limits, Wish, bounds, list_methods, read_wish
+from mhalearn.studio.request import (
+    ACTIVATIONS,
+    INPUTS,
+    NORMS,
+    PRESETS,
+    Limits,
+    Wish,
+    bounds,
+    list_methods,
+    read_wish,
+)
 from mhalearn.studio.runs import Runs, StudioRun, TooManyRuns
 
 HOST = "127.0.0.1"
@@ -79,8 +89,11 @@ class Answers:
         return JSONResponse(
             {
                 "bounds": bounds(limits),
+                "block_bounds": bounds(limits, block=True),
                 "methods": list_methods(),
                 "inputs": INPUTS,
+                "activations": ACTIVATIONS,
+                "norms": NORMS,
                 "presets": {name: dataclasses.asdict(wish) for name, wish in PRESETS.items()},
                 "file_bytes": limits.file_bytes,
                 "endings": ENDINGS,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import mhalearn as mha
+from mhalearn.layer.base import Layer
 from mhalearn.studio.film import Film
 from mhalearn.studio.phase_cards import draw_card
 from mhalearn.studio.pictures import draw_heads, in_order_of, scales
@@ -59,7 +60,7 @@ class LayerWatcher:
         if card is not None:
             self._tell({"kind": "phase", "at": self._messages, **card})
 
-    def show(self, layer: mha.AttentionLayer) -> None:
+    def show(self, layer: Any) -> None:
         """Send pictures of the heads, unless they are none: diverged, or nothing was found."""
         finite = np.isfinite(layer.theta).all() and np.isfinite(layer.w).all()
         if not finite or not layer.w.any():
@@ -76,7 +77,7 @@ class LayerWatcher:
         about = {"at": self._messages, "count": count, "limits": limits}
         self._tell({"kind": "heads", **about, "heads": heads})
 
-    def _describe(self, event: mha.Event, layer: mha.AttentionLayer | None) -> dict[str, Any]:
+    def _describe(self, event: mha.Event, layer: Layer | None) -> dict[str, Any]:
         new = event.stage not in self._explained
         self._explained.add(event.stage)
         return {
@@ -93,8 +94,8 @@ class LayerWatcher:
             **({"words": explain_stage(event.stage)} if new else {}),
         }
 
-    def _look(self) -> mha.AttentionLayer | None:
-        layer: mha.AttentionLayer | None = self._estimator.layer_at_hand()
+    def _look(self) -> Layer | None:
+        layer: Layer | None = self._estimator.layer_at_hand()
         if layer is not None:
             self._looked = True
             return layer
@@ -110,7 +111,7 @@ class LayerWatcher:
         self._best = best
         return best
 
-    def _error(self, layer: mha.AttentionLayer) -> float | None:
+    def _error(self, layer: Any) -> float | None:
         found = None if self._truth is None else mha.compare(layer, self._truth)
         if found is None or not found.comparable:
             return None

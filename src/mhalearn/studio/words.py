@@ -4,6 +4,15 @@ import re
 
 # Of the first pattern that fits, the words: a stage may be named "round 2, hop 3, free".
 _STAGES = (
+    (r"^student$", "what came of it, on examples that were held out"),
+    (r"^student", "Adam on a block of more heads and neurons than needed; a penalty on them fades"),
+    (r"^candidate", "a short descent, which says whether this kind of block is worth more"),
+    (r"turned over", "neurons that came out as mirror images are turned back, and descend again"),
+    (
+        r"gauss-newton.*(smaller|left out|round)",
+        "leaves out what costs nothing, and descends again",
+    ),
+    (r"gauss-newton", "fewer heads and neurons, and Gauss-Newton on all of them at once"),
     (r"asking", "asks the box about sequences, for what is said here"),
     (r"heads found", "algebra on what was answered shows how many heads there are"),
     (r"sketch by algebra", "all W, and the rows and columns of Θ that the calls have told"),

@@ -62,7 +62,11 @@ def run_worker(arguments: list[str]) -> None:
 
 
 def make_run(wish: Wish, report: Path, tell: Tell, files: dict[str, Path]) -> Learning:
-    """From examples, or by asking."""
+    """From examples of a layer or of a block, or by asking."""
+    if wish.block:
+        from mhalearn.studio.blocks import LearningBlock
+
+        return LearningBlock(wish, report, tell)
     if not wish.ask:
         return Learning(wish, report, tell, files)
     from mhalearn.studio.asking import Asking
@@ -77,12 +81,28 @@ class Learning:
         self, wish: Wish, report: Path, tell: Tell, files: dict[str, Path] | None = None
     ) -> None:
         self._wish, self._report, self._tell = wish, report, tell
-        self._truth: mha.AttentionLayer | None = None
-        if files:
-            self._examples: mha.Examples = read_examples(files, Limits())
-        else:
-            self._truth, self._examples = _draw(wish)
-        settings: dict[str, Any] = {
+        self._truth: Any = None if files else self._draw()
+        self._examples: mha.Examples = (
+            read_examples(files, Limits()) if files else _label(self._truth, wish)
+        )
+        settings = self._choose()
+        shape = ("n", "k", "d", "out_dim")
+        self._settings = settings | {name: getattr(self._examples, name) for name in shape}
+        self._estimator = self._make_estimator(settings)
+        self._watcher = self._watch()
+        # Who has the floor speaks: the learner for a message, whoever ends the run for good.
+        self._floor = threading.RLock()
+        self._has_ended = False
+
+    def _draw(self) -> Any:
+        """What is hidden."""
+        wish = self._wish
+        return mha.random_layer(n_heads=wish.heads, d=wish.dim, scale=wish.scale, seed=wish.seed)
+
+    def _choose(self) -> dict[str, Any]:
+        """Settings of the estimator."""
+        wish = self._wish
+        return {
             "n_heads": "auto" if wish.count_heads else wish.heads,
             "method": wish.method,
             "bias": wish.bias,
@@ -91,13 +111,12 @@ class Learning:
             "random_state": wish.seed,
             "max_seconds": wish.seconds,
         }
-        shape = ("n", "k", "d", "out_dim")
-        self._settings = settings | {name: getattr(self._examples, name) for name in shape}
-        self._estimator = mha.AttentionRegressor(**settings)
-        self._watcher = LayerWatcher(self._truth, self._estimator, self._say)
-        # Who has the floor speaks: the learner for a message, whoever ends the run for good.
-        self._floor = threading.RLock()
-        self._has_ended = False
+
+    def _make_estimator(self, settings: dict[str, Any]) -> Any:
+        return mha.AttentionRegressor(**settings)
+
+    def _watch(self) -> LayerWatcher:
+        return LayerWatcher(self._truth, self._estimator, self._say)
 
     def learn(self) -> None:
         self._begin()
@@ -125,21 +144,28 @@ class Learning:
 
     def _begin(self) -> None:
         """What is there before anything is learned: the truth, and how far a residual can fall."""
-        heads = 1 if self._wish.count_heads and self._truth is None else self._wish.heads
-        architecture = self._examples.architecture(
-            heads, bias=self._wish.bias, causal=self._wish.causal
-        )
-        truth = self._truth
         self._say(
             {
                 "kind": "begin",
-                "ratio": self._examples.n / self._examples.counting_limit(architecture),
-                "heads": [] if truth is None else draw_heads(truth, None, scales(truth)),
-                "limits": None if truth is None else scales(truth),
+                "ratio": self._examples.n / self._examples.counting_limit(self._architecture()),
+                **self._show_truth(),
                 "floor": self._first_floor(),
                 "phases": PHASES if self._wish.method == "sculpt" else [],
             }
         )
+
+    def _architecture(self) -> Any:
+        """The class of layers whose unknowns are counted."""
+        wish = self._wish
+        heads = 1 if wish.count_heads and self._truth is None else wish.heads
+        return self._examples.architecture(heads, bias=wish.bias, causal=wish.causal)
+
+    def _show_truth(self) -> dict[str, Any]:
+        truth = self._truth
+        return {
+            "heads": [] if truth is None else draw_heads(truth, None, scales(truth)),
+            "limits": None if truth is None else scales(truth),
+        }
 
     def _first_floor(self) -> dict[str, Any]:
         """How far the residual can fall: to the noise, where it is known, or to the rounding."""
@@ -161,11 +187,11 @@ class Learning:
         return {"value": float(level) / size, "name": "noise on the labels, as it was found"}
 
     def _end(self, solution: mha.Solution) -> None:
-        assert isinstance(solution.layer, mha.AttentionLayer)  # no other kind is asked for here
         self._watcher.show(solution.layer)
         self._write(solution)
         truth = self._truth
-        found = None if truth is None else mha.compare(solution.layer, truth)
+        layer: Any = solution.layer
+        found = None if truth is None else mha.compare(layer, truth)
         self._say(
             {
                 "kind": "ended",
@@ -199,9 +225,9 @@ class Learning:
             self._tell(message)
 
 
-def _draw(wish: Wish) -> tuple[mha.AttentionLayer, mha.Examples]:
-    truth = mha.random_layer(n_heads=wish.heads, d=wish.dim, scale=wish.scale, seed=wish.seed)
-    examples = mha.Examples.from_callable(
+def _label(truth: Any, wish: Wish) -> mha.Examples:
+    """Examples of what is hidden."""
+    return mha.Examples.from_callable(
         truth,
         wish.inputs,
         n=wish.examples,
@@ -210,7 +236,6 @@ def _draw(wish: Wish) -> tuple[mha.AttentionLayer, mha.Examples]:
         seed=wish.seed,
         noise=wish.noise,
     )
-    return truth, examples
 
 
 def _finite(value: float) -> float | None:

@@ -69,7 +69,7 @@ def compare_blocks(learned: Block, truth: Block, *, tolerance: float = 1e-8) -> 
     if heads is None or heads.why:
         return _incomparable(why or (heads.why if heads else ""))
     ours, true = learned.feed_forward, truth.feed_forward
-    order, inputs, outputs = _match(ours, true)
+    order, inputs, outputs = match_neurons(ours, true)
     size = _mean_size(true.down) if true.hidden else 1.0
     bias = np.linalg.norm(_of(ours, "down_bias") - _of(true, "down_bias"))
     bias_error = float(bias) / max(float(np.linalg.norm(_of(true, "down_bias"))), size)
@@ -113,8 +113,11 @@ def _incomparable(why: str) -> BlockComparison:
     )
 
 
-def _match(ours: FeedForward, true: FeedForward) -> tuple[NDArray[np.int64], Float64, Float64]:
-    """The order of our neurons that fits the true ones best, and the errors then."""
+def match_neurons(
+    ours: FeedForward, true: FeedForward
+) -> tuple[NDArray[np.int64], Float64, Float64]:
+    """For each true neuron the one of ours that it is matched with, and the errors then, of inputs
+    and of outputs. Ours may be more than the true ones, and not fewer."""
     mine, theirs = _inputs(ours), _inputs(true)
     if not true.hidden:
         return np.zeros(0, np.int64), np.zeros(0), np.zeros(0)

@@ -45,9 +45,10 @@ class BlockDesign:
             )
         if a.attention is not None:
             raise ValueError("a block has heads of this package's kinds: leave `attention` out")
-        if a.memory is not None or a.latent is not None:
-            name = "memory" if a.memory is not None else "latent"
-            raise ValueError(f"{name}: heads of a block have keys and values of its own tokens")
+        if a.memory is not None:
+            raise ValueError("memory: heads of a block have keys and values of its own tokens")
+        if a.latent is not None:
+            raise ValueError("latent: heads through latents are not held in a block yet")
         check_count("hidden", self.hidden, least=0)
         Activation(self.activation)
         if self.norm not in (None, *PLACES):

@@ -12,6 +12,7 @@ from mhalearn._runtime.types import Float64
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.block.parametrisation import attention_shapes, holds_matrices
 from mhalearn.layer.layer import AttentionLayer
+from mhalearn.layer.projected_canonical import fold_value_biases
 from mhalearn.layer.projected_layer import ProjectedLayer
 
 Heads = AttentionLayer | ProjectedLayer
@@ -87,6 +88,7 @@ def fold_input(layer: Heads, matrix: Float64, shift: Float64) -> Heads:
             bias = params.get(f"{side}_bias", 0.0)
             params[f"{side}_bias"] = np.einsum("a,gah->gh", shift, params[side]) + bias
         params[side] = matrix @ params[side]
+    fold_value_biases(a, params)
     return layer.replace(architecture=replace(a, bias=a.bias or bool(shift.any())), params=params)
 
 

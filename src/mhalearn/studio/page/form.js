@@ -2,9 +2,10 @@
 import { byId, element, post, say } from "./format.js";
 
 const form = byId("ask");
-const numbers = ["heads", "dim", "scale", "seed", "examples", "tokens", "noise", "seconds"];
+const numbers = ["heads", "dim", "scale", "seed", "examples", "tokens", "noise", "seconds", "neurons"];
 const flags = ["causal", "bias", "residual"]; // of own data
-const ofDrawn = ["dim", "scale", "examples", "tokens", "noise"]; // which a file decides
+const ofDrawn = ["dim", "scale", "examples", "tokens", "noise", "neurons"]; // which a file decides
+const choices = { method: "methods", inputs: "inputs", activation: "activations", norm: "norms" };
 let about, data = null, checks = 0, waiting;
 
 export function fill(wish, file) {
@@ -21,27 +22,42 @@ export function fill(wish, file) {
 export function useFile(file) {
   data = file;
   form.classList.toggle("own", data !== null);
+  showKind();
   byId("file").hidden = data === null;
   if (data) byId("file-said").textContent = `${data.name}: ${data.n} examples of ${data.shortest < data.k ? `${data.shortest} to ` : ""}${data.k} tokens, ${data.d} features, ${data.out_dim} outputs`;
   complain("");
   check();
 }
 
-function asked() {
-  const wish = { method: form.elements.method.value, count_heads: form.elements.count_heads.checked };
-  for (const name of fields()) wish[name] = form.elements[name].value.trim() === "" ? null : Number(form.elements[name].value);
-  for (const name of flags) wish[name] = data !== null && form.elements[name].checked;
-  return data ? { ...wish, data: data.number, ask: false } : { ...wish, data: 0, ask: form.elements.ask.checked, inputs: form.elements.inputs.value };
+// A whole block is hidden in place of a layer.
+const isBlock = () => data === null && form.elements.block.checked;
+
+function showKind() {
+  form.classList.toggle("block", isBlock());
+  byId("hidden-name").textContent = isBlock() ? "The block" : "The layer";
+  for (const [name, [least, most]] of Object.entries(bounds())) Object.assign(form.elements[name], { min: least, max: most, title: `from ${least} to ${most}` });
 }
 
-const fields = () => numbers.filter((name) => !data || !ofDrawn.includes(name));
+const bounds = () => (isBlock() ? about.block_bounds : about.bounds);
+
+function asked() {
+  const { method, count_heads, inputs, activation, norm, ask } = form.elements, block = isBlock();
+  const wish = { method: block ? Object.keys(about.methods)[0] : method.value, count_heads: count_heads.checked };
+  for (const name of fields()) wish[name] = form.elements[name].value.trim() === "" ? null : Number(form.elements[name].value);
+  for (const name of flags) wish[name] = data !== null && form.elements[name].checked;
+  if (data) return { ...wish, data: data.number, ask: false };
+  const kind = block ? { activation: activation.value, norm: norm.value } : {};
+  return { ...wish, ...kind, block, data: 0, ask: !block && ask.checked, inputs: inputs.value };
+}
+
+const fields = () => numbers.filter((name) => (!data || !ofDrawn.includes(name)) && (isBlock() || name !== "neurons"));
 const labelOf = (name) => form.elements[name].labels[0].textContent.trim();
 
 function mark() {
   const now = asked();
   for (const button of byId("presets").children) {
     const wish = about.presets[button.textContent];
-    button.setAttribute("aria-pressed", String(Object.keys(wish).every((name) => wish[name] === now[name])));
+    button.setAttribute("aria-pressed", String(Object.keys(wish).every((name) => !(name in now) || wish[name] === now[name])));
   }
 }
 
@@ -57,7 +73,7 @@ export function complain(line, take = false) {
 function outOfBounds() {
   const wish = asked();
   for (const name of fields()) {
-    const [least, most] = about.bounds[name];
+    const [least, most] = bounds()[name];
     if (wish[name] === null || !Number.isFinite(wish[name])) return `${labelOf(name)} is not a number: choose from ${least} to ${most}`;
     if (wish[name] < least || wish[name] > most) return `${labelOf(name)} is ${wish[name]}: choose from ${least} to ${most}`;
   }
@@ -96,12 +112,8 @@ async function start(event, watch) {
 
 export function begin(known, watch) {
   about = known;
-  for (const name of ["method", "inputs"]) {
-    const choices = about[name === "method" ? "methods" : name];
-    form.elements[name].replaceChildren(...Object.entries(choices).map(([value, text]) => element("option", { value }, text)));
-  }
-  for (const [name, [least, most]] of Object.entries(about.bounds)) {
-    Object.assign(form.elements[name], { min: least, max: most, title: `from ${least} to ${most}` });
+  for (const [name, of] of Object.entries(choices)) {
+    form.elements[name].replaceChildren(...Object.entries(about[of]).map(([value, text]) => element("option", { value }, text)));
   }
   for (const [name, wish] of Object.entries(about.presets)) {
     const button = element("button", { type: "button", "aria-pressed": "false", disabled: "" }, name);
@@ -111,6 +123,7 @@ export function begin(known, watch) {
   fill(Object.values(about.presets)[0], null);
   form.addEventListener("submit", (event) => start(event, watch));
   form.addEventListener("input", () => {
+    showKind();
     mark();
     clearTimeout(waiting);
     waiting = setTimeout(check, 300);

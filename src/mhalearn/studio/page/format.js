@@ -21,7 +21,8 @@ export const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 export function described(wish, data) {
   const noise = wish.noise > 0 && !data ? `, noise ${wish.noise}` : "";
   const heads = wish.count_heads && data ? "any number of heads" : plural(wish.heads, "head");
-  return `${data ? `${data.name}: ` : ""}${heads}, d = ${wish.dim}, ${wish.tokens} tokens, ${wish.ask ? `at most ${plural(wish.examples, "call")}` : plural(wish.examples, "example")}${noise}`;
+  const neurons = wish.block ? `, ${plural(wish.neurons, "neuron")}` : "";
+  return `${data ? `${data.name}: ` : ""}${heads}${neurons}, d = ${wish.dim}, ${wish.tokens} tokens, ${wish.ask ? `at most ${plural(wish.examples, "call")}` : plural(wish.examples, "example")}${noise}`;
 }
 
 export function element(name, attributes = {}, ...children) {

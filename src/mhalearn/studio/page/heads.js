@@ -12,14 +12,14 @@ function bytes(matrix) {
   return decoded.get(matrix);
 }
 
-function palette() {
+export function palette() {
   const style = getComputedStyle(document.documentElement);
   const rgb = (name) => style.getPropertyValue(name).trim().match(/[\da-f]{2}/gi).map((part) => parseInt(part, 16));
   return { zero: rgb("--zero"), less: rgb("--series-1"), more: rgb("--series-2") };
 }
 
 // Between two pictures of one size the colours fade from the one to the other.
-function paint(canvas, matrix, next, share, colours) {
+export function paint(canvas, matrix, next, share, colours) {
   const from = bytes(matrix), to = next && next.rows === matrix.rows && next.columns === matrix.columns ? bytes(next) : from;
   if (canvas.width !== matrix.columns || canvas.height !== matrix.rows) Object.assign(canvas, { width: matrix.columns, height: matrix.rows });
   const context = canvas.getContext("2d"), image = context.createImageData(matrix.columns, matrix.rows);
@@ -67,12 +67,12 @@ function card(i, learned, truth) {
   return element("article", { class: "head" }, element("h3", {}, `Head ${i + 1}`), pair);
 }
 
-function figure(caption, label, attributes) {
+export function figure(caption, label, attributes) {
   const drawn = attributes ? element("canvas", { role: "img", "aria-label": `${label}: heat map`, ...attributes }) : element("div", { class: "blank", role: "img", "aria-label": `${label}: not there yet` });
   return element("figure", {}, element("figcaption", {}, caption), drawn);
 }
 
-function bar(box, error, end) {
+export function bar(box, error, end) {
   if (!box) return;
   box.hidden = error === null || error === undefined;
   if (box.hidden) return;
@@ -86,6 +86,7 @@ function bar(box, error, end) {
 function note(told, frame, apart) {
   const large = told.run.wish.dim > 32 ? " Each cell stands for several entries, the largest of them." : "";
   if (apart) return `The learned layer has ${plural(frame.count, "head")}, the hidden one ${told.truth.length}: they cannot be matched.${large}`;
+  if (frame && told.neurons) return `Each true head, and what the student has in its place: now it has ${plural(frame.count, "head")}. The learner does not see the truth.`;
   if (!frame && !told.truth.length) return told.running ? "Heads appear here with the first step." : "No layer was found.";
   if (!frame) return told.running ? "The true heads; the learned ones appear beside them." : "The true heads. No layer was found beside them.";
   if (!told.truth.length) return `The learned heads; there is no truth to compare them with.${frame.count > frame.heads.length ? ` The first ${frame.heads.length} of ${frame.count}.` : ""}${large}`;

@@ -3,6 +3,7 @@ import { byId, clock, described, element, post, say, sentence, tones, word } fro
 import { drawAsked } from "./asked.js";
 import { drawChart } from "./chart.js";
 import { drawHeads } from "./heads.js";
+import { drawFound, drawNeurons } from "./neurons.js";
 import { drawPhases } from "./phases.js";
 import { drawStages } from "./stages.js";
 import { Told } from "./told.js";
@@ -29,7 +30,7 @@ async function list() {
   return runs;
 }
 
-const method = (run) => about.methods[run.wish.method] ?? run.wish.method;
+const method = (run) => run.wish.block ? "A whole block: surplus, then as few as are needed" : about.methods[run.wish.method] ?? run.wish.method;
 
 async function readExamples() {
   const read = await Promise.all(about.recorded.map(async (address) => (await fetch(address)).json()));
@@ -110,7 +111,9 @@ function draw(told, moment) {
   byId("now").textContent = !atEnd ? told.events[Math.floor(moment) - 1]?.stage ?? "before the first event" : told.running ? told.now : "ended";
   byId("residual-now").textContent = say(told.value("error", moment));
   const picture = told.picture(moment).frame, errors = (picture?.heads ?? []).flatMap((head) => [head.theta_error, head.w_error]);
-  byId("worst").textContent = say(errors.length === 0 || errors.includes(null) ? null : Math.max(...errors));
+  byId("worst-name").textContent = told.neurons ? "Largest error, heads and neurons" : "Largest head error";
+  byId("run").classList.toggle("whole-block", told.neurons !== null);
+  byId("worst").textContent = say(told.neurons ? picture?.worst : errors.length === 0 || errors.includes(null) ? null : Math.max(...errors));
   byId("worst-box").hidden = run.data !== null;
   byId("head-error-key").hidden = run.data !== null;
   byId("floor-key").hidden = told.floor === null;
@@ -119,6 +122,8 @@ function draw(told, moment) {
   drawPhases(told, moment);
   drawChart(byId("chart"), told, moment);
   drawHeads(told, moment, replay.isPlaying());
+  drawFound(told, moment);
+  drawNeurons(told, moment, replay.isPlaying());
   drawStages(told, moment);
   replay.drawReplay();
   tick();

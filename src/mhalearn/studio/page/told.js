@@ -3,7 +3,7 @@
 // A moment is a number of events: 0 is before the first, events.length is now.
 export class Told {
   constructor(run) {
-    Object.assign(this, { run, running: run.running, events: [], frames: [], cards: [], accounts: [], words: {}, truth: [], limits: null, ratio: null, phases: [], floor: null, reason: "", now: "starting" });
+    Object.assign(this, { run, running: run.running, events: [], frames: [], cards: [], accounts: [], words: {}, truth: [], neurons: null, limits: null, ratio: null, phases: [], floor: null, reason: "", now: "starting" });
   }
 
   hear(message) {
@@ -12,6 +12,7 @@ export class Told {
 
   hear_begin(message) {
     this.truth = message.heads;
+    this.neurons = message.neurons ?? null;
     this.limits = message.limits;
     this.ratio = message.ratio;
     this.floor = message.floor;
