@@ -50,9 +50,16 @@ of rank h from linear measurements, the last of them of all examples. No softmax
 the three, so that sharp heads, which descent fits to single examples before it finds them, are no
 harder than others (`solvers/free_patterns.py`, `solvers/score_regression.py`). Heads that turn out
 to be parts of one, since their patterns are the same, are merged. Of causal layers the first rows
-are decoded, however long sequences are. Elsewhere Gauss-Newton steps on the factors take the
-penalty away instead, tenfold a step and no faster than the loss falls, and heads that turn out to
-be copies on the way are merged
+are decoded, however long sequences are.
+
+On longer sequences, of text above all, **W of any rank is eliminated** where rows are at least four
+times the columns of its design: linear regression gives W, the bias and what spreads least of both,
+and Gauss-Newton steps move Theta alone, within its rank. Tokens and outputs of a trained layer
+spread over some directions ten thousand times further than over others, and descent that moves all
+factors at once creeps along the narrow ones. What is found has W of the rank that was told, so that
+nothing is cut, and heads too many have none and are dropped (`solvers/polish.py`). Where rows are
+fewer, Gauss-Newton steps on the factors take the penalty away instead, tenfold a step and no faster
+than the loss falls, and heads that turn out to be copies on the way are merged
 (`penalty_path.py`).
 
 **What is certain.** The normal matrix of such a layer has a hundred thousand rows or more and is
@@ -93,15 +100,19 @@ TEXT = """
 
 Inputs and outputs of an attention block on sentences from documentation strings
 (`benchmarks/text.py`). small: a layer of a transformer of three layers, d = 64, four causal heads
-of 16, trained on such sentences on the spot. Tokens are whitened, and LayerNorm leaves one of
+of 16, trained on such sentences on the spot. minilm with heads: these heads of a layer of
+all-MiniLM-L6-v2 on a quarter of the features, every fourth principal direction of its tokens and
+of its outputs, so that variances are spread as widely (`recorded/fewer_features.py`), and logits
+as large as they were. Tokens are whitened, and LayerNorm leaves one of
 their directions open. The number of heads is not told; Adam is told it. Held-out: relative squared
 error on other sentences, in the recording's own precision; floor: what rounding alone leaves the
 true layer there; patterns: share of attention rows within 0.01 in total variation of the true
 ones. CPU s: seconds of the process on both cores together, compilation included; s: those of the
 clock, beside much other work on the same cores but for rows of e796dd1, which had two cores for
 themselves. Adam has as many CPU seconds as its limit says.
-Layers of all-MiniLM-L6-v2 on text, which want a GPU, are not recovered yet: in a trial of 40,000
-tokens layer 4 ended after its 130 seconds at a held-out error of 2e-3 with 14 heads. Commit
+Whole layers of all-MiniLM-L6-v2 on text, which want a GPU, were not recovered when they were last
+tried, before W was eliminated first: of 40,000 tokens layer 4 ended after its 130 seconds at a
+held-out error of 2e-3 with 14 heads. They were not tried again since. Commit
 44c5a4c, with its old results removed, is what became c351160 when it was rebased on others' work;
 commits of other rows are as they are called.
 
