@@ -342,20 +342,21 @@ class _Reduced:
         tolerance = jnp.clip(level, 1e-3, 1e-1)
         if self.options.single and not self.options.direct:
             tolerance = jnp.clip(3 * level, 1e-3, 5e-1)
-        found = solve_reduced_normal_equations(
-            theta,
-            here.fit,
-            self.data,
-            ridge=jnp.asarray(self.penalty.theta),
-            damping=damping,
-            tolerance=tolerance,
-            max_steps=max_steps,
-            head_dim=self.parametrisation.architecture.head_dim,
-            span=self.span,
-            direct=self.options.direct,
-            single=self.options.single,
-            known=None if known is None else (known.metric, known.last.metric),
-        )
+        with jax.default_matmul_precision("highest"):  # in single precision, of tensor cores too
+            found = solve_reduced_normal_equations(
+                theta,
+                here.fit,
+                self.data,
+                ridge=jnp.asarray(self.penalty.theta),
+                damping=damping,
+                tolerance=tolerance,
+                max_steps=max_steps,
+                head_dim=self.parametrisation.architecture.head_dim,
+                span=self.span,
+                direct=self.options.direct,
+                single=self.options.single,
+                known=None if known is None else (known.metric, known.last.metric),
+            )
         return found._replace(step=DenseHeads(found.step, jnp.zeros_like(here.params.w)))
 
 
