@@ -44,7 +44,7 @@ from mhalearn.solvers.damping import update_damping
 _MOST_PARAMETERS = 4000
 # Relative squared error up to which a block shows how many neurons are needed: without a true one,
 # most is a hundred times more. What fewer may leave, over that error; of a small one, this.
-_CLEAR, _OVER, _MOST_OVER, _SMALL = 1e-6, 10.0, 1e3, 1e-9
+_CLEAR, _OVER, _MOST_OVER, _SMALL = 1e-6, 3.0, 1e3, 1e-9
 # Equations a parameter.
 _EQUATIONS = 16
 # Share of neurons that are left out at once, at most.
@@ -64,19 +64,26 @@ class _Seen(NamedTuple):
     energy: float  # of the stream that the neurons' outputs are added to, and of these
 
 
+def can_distil(block: Block) -> bool:
+    return block.hidden > 1 and count_parameters(block.feed_forward) <= _MOST_PARAMETERS
+
+
 @in_float64
-def distil(block: Block, loss: float, examples: Examples, run: Run) -> Block:
+def distil(
+    block: Block, loss: float, examples: Examples, run: Run, at_once: int | None = None
+) -> Block:
     """A block of as few neurons as put out the same, up to some times its relative squared error.
 
+    at_once: neurons that are left out at once at first; fewer where they were needed.
     Cost: a dozen normal matrices of the feed-forward part, for each sixth of the neurons that it
     can do without. Trust: a heuristic, which may keep more neurons than are needed, or fewer.
     """
     ff = block.feed_forward
-    if ff.hidden < 2 or count_parameters(ff) > _MOST_PARAMETERS or not loss < _CLEAR:
+    if not can_distil(block) or not loss < _CLEAR:
         return block
     seen = _look(block, examples)
     most = max(_OVER * loss, min(_MOST_OVER * loss, _SMALL)) * seen.energy
-    at_once = max(1, ff.hidden // _AT_ONCE)
+    at_once = at_once or max(1, ff.hidden // _AT_ONCE)
     skip = 0  # of neurons that look cheaper than they are: those that are bent a little
     while ff.hidden > 1 and skip < min(_LIKELY, ff.hidden) and not run.is_over():
         tried, squared = _fit(_leave_out(ff, seen.tokens, at_once, skip), seen.tokens, most)

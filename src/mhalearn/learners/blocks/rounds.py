@@ -33,8 +33,8 @@ _HOPELESS = 1e-4
 _SHARE, _MOST_SHARE, _BOLDER = 0.1, 1e3, 10.0
 # A round that leaves more than this of the error creeps.
 _CREEPS = 0.3
-# Rounds, and steps in each.
-_ROUNDS, _STEPS = 24, 8
+# Rounds, and steps in each; in one that leaves nothing out, more.
+_ROUNDS, _STEPS, _MORE_STEPS = 24, 8, 24
 # Turns of leaving out boldly, and steps after which it is known whether that was too bold.
 _TURNS, _FIRST_STEPS = 4, 4
 # Distance of neurons that are made one in a round that is bolder, over the largest.
@@ -108,9 +108,10 @@ def go_round(block: Block, data: Subsets, run: Run, options: BlockOptions, stage
             break
         tried = _leave_out(block, loss, share, data)
         _tell(tried, data, run, f"{stage}, round {turn + 1}")
-        found = descend_with_metric(tried, data, run, options, stage, _STEPS)
+        is_smaller = (tried.n_heads, tried.hidden) != (block.n_heads, block.hidden)
+        steps = _STEPS if is_smaller else _MORE_STEPS
+        found = descend_with_metric(tried, data, run, options, stage, steps)
         now = data.error(found)
-        is_smaller = (found.n_heads, found.hidden) != (block.n_heads, block.hidden)
         creeps = now > _CREEPS * loss
         if now < loss or (is_smaller and now < 3 * loss):
             block, loss = found, now

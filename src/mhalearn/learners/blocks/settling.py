@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mhalearn.layer.block.block import Block
-from mhalearn.learners.blocks.distilling import distil
+from mhalearn.learners.blocks.distilling import can_distil, distil
 from mhalearn.learners.blocks.options import BlockClass, BlockOptions
 from mhalearn.learners.blocks.padding import first_neurons, pad_neurons
 from mhalearn.learners.blocks.pruning import prune
@@ -50,9 +50,8 @@ def starts(
     most = wanted.n_heads, wanted.hidden
     careful = prune(student, data.train, _TOLERANCES[-1], *most)
     if loss < HOPELESS:
-        fewer = distil(careful, loss, data.train, run)
-        if fewer.hidden < careful.hidden:
-            yield fewer
+        near = prune(student, data.train, _TOLERANCES[-1], *most, bold=True)
+        yield distil(near, loss, data.train, run)
         yield prune(student, data.train, _TOLERANCES[0], *most)
     yield careful
 
@@ -70,7 +69,7 @@ def settle(
         if not promised > loss > data.exact or run.is_over():
             break
         fewer = distil(prune(block, data.train, _TOLERANCES[-1]), loss, data.train, run)
-        is_fewer = (fewer.n_heads, fewer.hidden) != (block.n_heads, block.hidden)
+        is_fewer = not _is_as_large(fewer, block)
         steps = _FIRST_STEPS if is_fewer else _STEPS
         found = descend(fewer, data, run, options, stage, steps)
         if not (now := data.error(found)) < loss:
@@ -122,19 +121,24 @@ def descend(
 
 def shrink(block: Block, data: Subsets, run: Run, options: BlockOptions) -> Block:
     """Leave out what an exact block does not need, as long as it stays exact."""
-    tolerance = _SURELY_NOTHING
     while not run.is_over():
-        smaller = prune(block, data.train, tolerance)
-        if (smaller.n_heads, smaller.hidden) == (block.n_heads, block.hidden):
-            if tolerance > _SURELY_NOTHING:
-                return block
-            tolerance = _TOLERANCES[0]
-            continue
+        smaller = prune(block, data.train, _SURELY_NOTHING)
+        if _is_as_large(smaller, block):
+            if can_distil(block):
+                smaller = distil(block, data.exact, data.train, run, at_once=1)
+            else:
+                smaller = prune(block, data.train, _TOLERANCES[0])
+        if _is_as_large(smaller, block):
+            return block
         found = descend(smaller, data, run, options, "Gauss-Newton, smaller")
         if not data.is_met(found):
             return block
         block = found
     return block
+
+
+def _is_as_large(block: Block, other: Block) -> bool:
+    return (block.n_heads, block.hidden) == (other.n_heads, other.hidden)
 
 
 def turn_over(block: Block, data: Subsets, run: Run, options: BlockOptions) -> Block:
