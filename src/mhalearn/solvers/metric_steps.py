@@ -116,8 +116,9 @@ def _try_step(
 
     def bend(_: None) -> tuple[Params, Array, Array]:
         """Half the acceleration of the path along which outputs change as the step says."""
-        slope, _ = ravel_pytree(to_slope(pull(_second(kind, params, step, data))))
-        more = solve_in_metric(kind, metric, push, pull, slope, ridge, _ROUGH, cg_steps)
+        slope = ravel_pytree(to_slope(pull(_second(kind, params, step, data))))[0]
+        rough = jnp.asarray(_ROUGH)
+        more = solve_in_metric(kind, metric, push, pull, slope, ridge, rough, cg_steps)
         bent = jax.tree.map(lambda a, b: a - b / 2, trial, to_step(unflatten(more.solution)))
         return bent, _squared(kind, bent, data), more.num_steps
 

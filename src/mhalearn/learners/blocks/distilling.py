@@ -106,9 +106,9 @@ def _look(block: Block, examples: Examples) -> _Seen:
         inside = np.arange(z.shape[1]) < lengths[part, None]
         rows.append(np.asarray(z)[: len(inside)][inside])
         streams.append(np.asarray(stream)[: len(inside)][inside])
-    z = np.concatenate(rows)
-    target = columns_of(ff, z, moving=False)[1] @ stack_outputs(ff)
-    return _Seen(Tokens(z, target), float(np.sum(np.concatenate(streams) ** 2)))
+    seen = np.concatenate(rows)
+    target: Float64 = columns_of(ff, seen, moving=False)[1] @ stack_outputs(ff)
+    return _Seen(Tokens(seen, target), float(np.sum(np.concatenate(streams) ** 2)))
 
 
 @partial(compiled, static_argnums=0)

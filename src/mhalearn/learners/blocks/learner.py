@@ -79,31 +79,20 @@ def learn_block(
         student = anneal_student(train, wanted, sizes, attempt, strength, run, options, linear)
         loss = data.error(student)
         run.emit("student", attempt, loss, detail=f"{student!r}, on held-out examples")
-        if is_large(student):
-            found = _refine(student, loss, data, run, options, f"Gauss-Newton {attempt + 1}")
-            if (now := data.error(found)) < best_loss or best is None:
-                best, best_loss = found, now
-            linear = linear and not (now < exact and best.feed_forward.linear is None)
-            if best_loss < exact and best.feed_forward.linear is None:
-                break
-            if loss < HOPELESS:  # of one that is not, more patience is tried first
-                sizes = _next_sizes(sizes, found, wanted)
-            continue
-        for start in starts(student, loss, data, wanted, run):
-            found, now = settle(start, loss, data, run, options, f"Gauss-Newton {attempt + 1}")
-            if now < exact:
-                linear = linear and found.feed_forward.linear is None
-            if now < best_loss or best is None:
-                best, best_loss = found, now
-            if now < exact or run.is_over():
-                break
+        stage, large = f"Gauss-Newton {attempt + 1}", is_large(student)
+        find = _refine if large else _settle
+        found, now = find(student, loss, data, wanted, run, options, stage)
+        if now < best_loss or best is None:
+            best, best_loss = found, now
+        if now < exact:
+            linear = linear and found.feed_forward.linear is None
         if best_loss < exact and best.feed_forward.linear is None:
             break
-        sizes = _next_sizes(sizes, found, wanted)
+        if loss < HOPELESS or not large:  # of a large one that is not, more patience comes first
+            sizes = _next_sizes(sizes, found, wanted)
     if best is None:
         kind = BlockParametrisation(_design(wanted, sizes).architecture)
-        start = kind.init(np.random.default_rng(run.seed))
-        best = kind.to_layer(start, Units())
+        best = kind.to_layer(kind.init(np.random.default_rng(run.seed)), Units())
         best_loss = data.error(best)
     run.emit("model selection", loss=best_loss, detail="error on held-out examples")
     late = run.is_over() and not best_loss < exact
@@ -125,16 +114,42 @@ def try_class(examples: Examples, wanted: BlockClass, run: Run, options: BlockOp
     return loss if math.isfinite(loss) else math.inf
 
 
+def _settle(
+    student: Block,
+    loss: float,
+    data: Subsets,
+    wanted: BlockClass,
+    run: Run,
+    options: BlockOptions,
+    stage: str,
+) -> tuple[Block, float]:
+    """The best that becomes of a student, from one start after the other, and its error."""
+    best, best_loss = student, math.inf
+    for start in starts(student, loss, data, wanted, run):
+        found, now = settle(start, loss, data, run, options, stage)
+        if now < best_loss or best is student:
+            best, best_loss = found, now
+        if now < data.exact or run.is_over():
+            break
+    return best, best_loss
+
+
 def _refine(
-    student: Block, loss: float, data: Subsets, run: Run, options: BlockOptions, stage: str
-) -> Block:
-    """A large student made small and exact, where it is worth that."""
+    student: Block,
+    loss: float,
+    data: Subsets,
+    wanted: BlockClass,
+    run: Run,
+    options: BlockOptions,
+    stage: str,
+) -> tuple[Block, float]:
+    """A large student made small and exact, where it is worth that, and its error."""
     if not loss < HOPELESS:
-        return student
+        return student, loss
     found = refine(student, data, run, options, stage)
     if data.is_met(found):
         found = turn_over(shrink(found, data, run, options), data, run, options)
-    return found
+    return found, data.error(found)
 
 
 def _student_sizes(wanted: BlockClass, options: BlockOptions) -> Sizes:

@@ -22,8 +22,8 @@ from mhalearn.layer.block.feed_forward import FeedForward
 class Tokens(NamedTuple):
     """What neurons see, and what they are to put out."""
 
-    z: Float[Array, "t d"]
-    target: Float[Array, "t d"]
+    z: Float64  # (t, d)
+    target: Float64
 
 
 class NeuronModel(NamedTuple):
