@@ -55,26 +55,26 @@ follows from it.
 
 ## How one is learned
 
-A student with surplus heads and neurons, and a linear map beside them, descends by Adam, in
-single precision, under a penalty on all squares that fades by five powers of ten: without it,
-surplus neurons stay as groups that cancel. Heads that are alike are merged. How many neurons are
-needed is asked of the feed-forward part alone: what the student's neurons put out on the tokens
-that they see is fitted by fewer and fewer, all of which move, until one fewer leaves more than the
-student is off by. Most true neurons are held as two or three whose inputs are near to each other
-but not alike: the others, with new output weights alone, make up for none of these. The problem has
-no heads, and its J^T J is made of moments of few numbers a token, so that this takes seconds. Where
-a student is too far off to show it, neurons are left out as long as the others and the linear map,
-with new output weights, make up for them. Gauss-Newton in all parameters follows, to rounding. Its
-valleys are bent, so that where a step does not go as predicted half an acceleration is added to it:
-the second derivative of outputs along the step, which costs one more solve (geodesic acceleration).
+A student with surplus heads and neurons, and a linear map beside them, descends by Adam, in single
+precision, under a penalty on all squares that fades by five powers of ten: without it, surplus
+neurons stay as groups that cancel. Heads that are alike are merged. How many neurons are needed is
+asked of the feed-forward part alone: what the student's neurons put out on the tokens that they see
+is fitted by fewer and fewer, all of which move, until one fewer leaves more than the student is off
+by. Most true neurons are held as two or three whose inputs are near to each other but not alike:
+the others, with new output weights alone, make up for none of these. The problem has no heads, and
+its J^T J is made of moments of few numbers a token, so that this takes seconds. Where a student is
+too far off to show it, neurons are left out as long as the others and the linear map, with new
+output weights, make up for them. Gauss-Newton in all parameters follows, to rounding. Its valleys
+are bent, so that where a step does not go as predicted half an acceleration is added to it: the
+second derivative of outputs along the step, which costs one more solve (geodesic acceleration).
 Where examples that were not descended on are met worse than the others, those that the block fits
 worst join: a kink of ReLU may lie between few tokens. The linear map is there because a neuron is
-its mirror image and an affine map, act(z) = act(-z) + z (of a sigmoid gate, 1 - act(-z)): students find some neurons
-turned over, and without the map need others to make up for that. In the end linear regression
-says which were turned: the map is the sum of one matrix of rank one for each of them, with
-coefficients zero and one. Two scales that hardly show have numbers of their own in these steps:
-that of the stream between two norms, which only epsilon shows, and that of the input of a neuron
-that is only bent a little, which is known by its curvature alone. Without them Gauss-Newton
+its mirror image and an affine map, act(z) = act(-z) + z (of a sigmoid gate, 1 - act(-z)): students
+find some neurons turned over, and without the map need others to make up for that. In the end
+linear regression says which were turned: the map is the sum of one matrix of rank one for each of
+them, with coefficients zero and one. Two scales that hardly show have numbers of their own in these
+steps: that of the stream between two norms, which only epsilon shows, and that of the input of a
+neuron that is only bent a little, which is known by its curvature alone. Without them Gauss-Newton
 creeps along two bent valleys.
 
 Held-out examples choose among attempts, and an eighth that was set apart certifies: `RECOVERED`
