@@ -109,6 +109,7 @@ def test_a_neuron_that_is_held_as_two_is_found_where_output_weights_do_not_show_
     found = distil(student, loss, examples, Run())
     assert found.hidden == 5
     assert split(examples, 0).error(found) < 10 * loss
+    assert distil(with_twin(block, 0.0), 1e-22, examples, Run()).hidden == 5
     assert distil(block, 1e-8, examples, Run()).hidden == 5
     assert distil(student, 1e-4, examples, Run()) is student  # too far off to show how many
 

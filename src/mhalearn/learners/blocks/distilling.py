@@ -163,7 +163,11 @@ def _fit(ff: FeedForward, tokens: Tokens, most: float) -> tuple[FeedForward, flo
     for _ in range(_STEPS):
         if model.squared < most or slow >= _SLOW_STEPS:
             break
-        step = scipy.linalg.cho_solve(_factor(model, damping), model.slope)
+        try:
+            step = scipy.linalg.cho_solve(_factor(model, damping), model.slope)
+        except np.linalg.LinAlgError:  # neurons that are alike to rounding
+            damping = float(update_damping(damping, -1.0, np))
+            continue
         tried, predicted = move(ff, step), float(step @ model.slope)
         now = squared_error(tried, tokens)
         ratio = (model.squared - now) / max(predicted, 1e-300)
