@@ -4,10 +4,11 @@
         [--layers 0,1] [--model FILE] [--config FILE] [--jobs 1] [--minutes 10] --out DIR
 
 Each run is a row of DIR/PART-NAME-SEED.json, with its stages, as soon as it ends, failures
-included; progress is printed. Numbers of heads and neurons are found, not told. With --jobs, runs
-are processes of one thread each, side by side on the CPU. Tokens are Gaussian; labels are those of
-the block in double precision. --model: a safetensors file with the names of Hugging Face, and
-beside it, or by --config, its config.json.
+included; progress is printed. --gather takes the rows of DIR over into
+benchmarks/results/large_blocks.json. Numbers of heads and neurons are found, not told. With --jobs,
+runs are processes of one thread each, side by side on the CPU. Tokens are Gaussian; labels are
+those of the block in double precision. --model: a safetensors file with the names of Hugging Face,
+and beside it, or by --config, its config.json.
 """
 
 import argparse
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is a package there
+
+from benchmarks import RESULTS, describe_code
 
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 # Events of a descent by Adam between two that are printed.
@@ -109,11 +112,11 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     settings: dict[str, Any] = {"norm": design.norm, "head_dim": design.attention.head_dim}
     settings |= {"activation": design.activation, "norm_kind": design.norm_kind}
     settings |= {"epsilon": design.epsilon, "options": options}
-    fitting = time.monotonic()
+    fitting, used = time.monotonic(), time.process_time()
     found = mha.BlockRegressor(
         **settings, random_state=case.seed, max_seconds=60 * asked.minutes, on_event=tell
     ).fit(x, y)
-    seconds = time.monotonic() - fitting
+    seconds, processor = time.monotonic() - fitting, time.process_time() - used
     fresh = mha.sample_inputs("gaussian", 500, case.k, teacher.d, seed=_FRESH + case.seed)
     truth = teacher(fresh)
     held_out = float(np.sum((found.predict(fresh) - truth) ** 2) / np.sum(truth**2))
@@ -122,6 +125,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
         "k": case.k,
         "ratio": n / teacher.architecture.counting_limit(case.k),
         "seconds": seconds,
+        "processor_seconds": processor,
         "outcome": found.outcome_.name,
         "reason": found.solution_.reason,
         "heads": found.block_.n_heads,
@@ -169,6 +173,7 @@ def say(case: Case, began: float, text: str) -> None:
 def run(case: Case, asked: argparse.Namespace) -> None:
     """One run, as a row of its own file."""
     key = {"part": asked.part, "case": case.name, "seed": case.seed}
+    about = {"minutes": asked.minutes, "code": describe_code()}
     try:
         found = measure(case, asked)
     except Exception as error:  # a crash is a result too
@@ -178,7 +183,20 @@ def run(case: Case, asked: argparse.Namespace) -> None:
         found = {"crashed": f"{type(error).__name__}: {error}"[:300]}
     asked.out.mkdir(parents=True, exist_ok=True)
     path = asked.out / f"{case.name}-{case.seed}.json"
-    path.write_text(json.dumps(key | found, indent=1) + "\n")
+    path.write_text(json.dumps(key | about | found, indent=1) + "\n")
+
+
+def gather(folder: Path) -> None:
+    """The rows of a folder into large_blocks.json, where they are not yet."""
+    path = RESULTS / "large_blocks.json"
+    rows = json.loads(path.read_text())["runs"]
+    what = ("part", "case", "seed", "minutes", "code")
+    known = {tuple(row.get(name) for name in what) for row in rows}
+    for one in sorted(folder.glob("*.json")):
+        row = json.loads(one.read_text())
+        if tuple(row.get(name) for name in what) not in known:
+            rows.append(row)
+    path.write_text(json.dumps({"runs": rows}, indent=1) + "\n")
 
 
 def run_side_by_side(todo: list[Case], asked: argparse.Namespace) -> None:
@@ -219,8 +237,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--examples", type=int)
     parser.add_argument("--gauss-newton", type=float, default=8.0, help="examples over the limit")
+    parser.add_argument("--gather", action="store_true", help="the rows of DIR, and run nothing")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
+    if asked.gather:
+        gather(asked.out)
+        return
     todo = list(cases(asked))
     if asked.jobs > 1:
         run_side_by_side(todo, asked)

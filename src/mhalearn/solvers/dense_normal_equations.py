@@ -28,6 +28,8 @@ _WORKSPACE = 2**22
 # Of the mean of the matrix's diagonal: keeps a matrix with a gauge factorable, and is less than
 # what rounding makes of it.
 _FLOOR = 1e-14
+# What a step leaves of the squares after which it is not asked how outputs bend along it.
+_AS_PREDICTED = 0.1
 # Rejected steps in a row, and steps that gain less than a hundredth, after which descent ends.
 _REJECTED, _SLOW_STEPS, _SLOW = 8, 12, 0.01
 
@@ -92,12 +94,19 @@ def _step(
         matrix.flat[:: len(gram) + 1] += damping * level * diagonal + floor
         try:
             with one_lapack_thread():
-                step = scipy.linalg.cho_solve(scipy.linalg.cho_factor(matrix), slope)
+                factor = scipy.linalg.cho_factor(matrix)
+                step = scipy.linalg.cho_solve(factor, slope)
         except np.linalg.LinAlgError:
             damping = float(update_damping(damping, -1.0, np))
             continue
         there = float(_squared(here + step, pieces, kind, like))
         predicted = float(step @ slope + damping * level * (step * diagonal) @ step)
+        if not there < _AS_PREDICTED * squared:
+            bend = np.asarray(_curvature(here, step, pieces, kind, like))
+            with one_lapack_thread():
+                bent = step - scipy.linalg.cho_solve(factor, bend) / 2
+            if (instead := float(_squared(here + bent, pieces, kind, like))) < there:
+                step, there = bent, instead
         ratio = (squared - there) / predicted if predicted > 0 else -1.0
         damping = float(update_damping(damping, ratio if np.isfinite(ratio) else -1.0, np))
         if there < squared:
@@ -145,6 +154,27 @@ def _equations(
 
     zeros = jnp.zeros((flat.size, flat.size)), jnp.zeros(flat.size), jnp.zeros(())
     return jax.lax.scan(add, zeros, pieces)[0]
+
+
+@partial(compiled, static_argnums=3)
+def _curvature(
+    flat: Float[Array, " p"], step: Float[Array, " p"], pieces: Chunk, kind: Any, like: Params
+) -> Float[Array, " p"]:
+    """J^T F'', of the second derivative of outputs along a step."""
+    unflatten = ravel_pytree(like)[1]
+
+    def add(total: Array, chunk: Chunk) -> tuple[Array, None]:
+        def outputs(flat: Array) -> Array:
+            found: Array = kind.outputs(unflatten(flat), chunk)
+            return found
+
+        def slope(flat: Array) -> Array:
+            return jax.jvp(outputs, (flat,), (step,))[1]
+
+        second = jax.jvp(slope, (flat,), (step,))[1]
+        return total + jax.vjp(outputs, flat)[1](second)[0], None
+
+    return jax.lax.scan(add, jnp.zeros(flat.size), pieces)[0]
 
 
 @partial(compiled, static_argnums=2)

@@ -27,6 +27,9 @@ from mhalearn.solvers.scaled_problem import Problem
 
 # Products a step at most, and steps that share a metric.
 _CG_STEPS, _SHARED = 400, 4
+# What a step leaves of the squares after which it is not asked how outputs bend along it, and how
+# exactly what makes up for that is solved for.
+_AS_PREDICTED, _ROUGH = 0.1, 0.03
 # How exactly steps are solved for: as the residual is small, within these bounds.
 _LOOSEST, _TIGHTEST = 1e-2, 1e-8
 # Rejected steps in a row, and steps that gain less than a hundredth, after which descent ends.
@@ -110,7 +113,36 @@ def _try_step(
     trial = jax.tree.map(jnp.add, params, step)
     predicted = found.solution @ right + ridge * found.solution @ found.solution
     after = _squared(kind, trial, data)
-    return Trial(trial, squared, after, predicted, found.num_steps, found.converged)
+
+    def bend(_: None) -> tuple[Params, Array, Array]:
+        """Half the acceleration of the path along which outputs change as the step says."""
+        slope = ravel_pytree(to_slope(pull(_second(kind, params, step, data))))[0]
+        rough = jnp.asarray(_ROUGH)
+        more = solve_in_metric(kind, metric, push, pull, slope, ridge, rough, cg_steps)
+        bent = jax.tree.map(lambda a, b: a - b / 2, trial, to_step(unflatten(more.solution)))
+        return bent, _squared(kind, bent, data), more.num_steps
+
+    def stay(_: None) -> tuple[Params, Array, Array]:
+        return trial, after, jnp.zeros_like(found.num_steps)
+
+    as_predicted = after < _AS_PREDICTED * squared
+    bent, there, more = jax.lax.cond(as_predicted, stay, bend, None)
+    trial = jax.tree.map(lambda a, b: jnp.where(there < after, b, a), trial, bent)
+    products = found.num_steps + more
+    return Trial(trial, squared, jnp.minimum(there, after), predicted, products, found.converged)
+
+
+def _second(kind: Any, params: Params, step: Params, data: Chunk) -> Array:
+    """The second derivative of outputs along a step."""
+
+    def outputs(params: Params) -> Array:
+        found: Array = jax.lax.map(partial(kind.outputs, params), data)
+        return found
+
+    def slope(params: Params) -> Array:
+        return jax.jvp(outputs, (params,), (step,))[1]
+
+    return jax.jvp(slope, (params,), (step,))[1]
 
 
 def linear_model(kind: Any, params: Params, data: Chunk) -> tuple[Array, Any, Any]:

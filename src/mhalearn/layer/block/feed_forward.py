@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -75,6 +75,17 @@ class FeedForward:
 
     def __repr__(self) -> str:
         return f"FeedForward(d={self.d}, hidden={self.hidden}, activation={self.activation!r})"
+
+
+def choose_neurons(ff: FeedForward, which: Sequence[int]) -> FeedForward:
+    """Some of the neurons only."""
+    return ff.replace(
+        up=ff.up[:, which],
+        down=ff.down[which],
+        up_bias=None if ff.up_bias is None else ff.up_bias[which],
+        gate=None if ff.gate is None else ff.gate[:, which],
+        gate_bias=None if ff.gate_bias is None else ff.gate_bias[which],
+    )
 
 
 def shapes_of(

@@ -18,21 +18,21 @@ from mhalearn.layer.block.design import BlockDesign
 from mhalearn.layer.block.parametrisation import BlockParametrisation
 from mhalearn.layer.units import Units
 from mhalearn.learners.blocks.options import BlockClass, BlockOptions
-from mhalearn.learners.blocks.pruning import prune
-from mhalearn.learners.blocks.rounds import descend_with_metric, refine
+from mhalearn.learners.blocks.rounds import refine
+from mhalearn.learners.blocks.settling import (
+    HOPELESS,
+    is_large,
+    settle,
+    shrink,
+    starts,
+    turn_over,
+)
 from mhalearn.learners.blocks.subsets import Subsets, split
 from mhalearn.run.outcome import Candidate, Outcome
 from mhalearn.run.run import Run
-from mhalearn.solvers.dense_normal_equations import descend_densely
 from mhalearn.solvers.first_order import FirstOrderOptions, Schedule, anneal, cosine_rates
 from mhalearn.solvers.scaled_problem import make_problem
 
-# What a linear map may be off where neurons are turned over, over the root of the error.
-_OFF = 30.0
-# A student this bad is not worth pruning.
-_HOPELESS = 1e-2
-# What leaving out a neuron may change, from bold to careful; of an exact block, next to nothing.
-_TOLERANCES, _SURELY_NOTHING = (3e-5, 1e-7), 1e-14
 # Heads and neurons that the first student has where their number is open (neurons: over features);
 # the next has twice as many where pruning leaves none out.
 _OPEN_HEADS, _OPEN_NEURONS = 3, 3
@@ -40,11 +40,6 @@ _OPEN_HEADS, _OPEN_NEURONS = 3, 3
 _FEW_FEATURES, _MORE_HEADS, _MORE_NEURONS = 12, 6, 6
 # And at least so many neurons more than asked for: of few neurons a half is too little.
 _LEAST_SURPLUS = 8
-# Distances of neurons that are made one where descent creeps, from careful to bold: two that should
-# be one approach each other slowly.
-_NEAR = (0.03, 0.1, 0.3)
-# Steps of Gauss-Newton before it is looked whether neurons are to be made one, and after it.
-_FIRST_STEPS, _STEPS = 20, 60
 # Features that the rate and the penalty are for: of more the rate is less by their root, and the
 # penalty by their number, for each neuron explains that much less.
 _WIDTH = 8
@@ -52,8 +47,6 @@ _WIDTH = 8
 _TOKENS = 4096
 # The penalty falls by this much.
 _FADE = 1e-5
-# Parameters up to which the normal matrix is formed.
-_MOST_UNKNOWNS = 2500
 
 
 class Sizes(NamedTuple):
@@ -86,42 +79,20 @@ def learn_block(
         student = anneal_student(train, wanted, sizes, attempt, strength, run, options, linear)
         loss = data.error(student)
         run.emit("student", attempt, loss, detail=f"{student!r}, on held-out examples")
-        if _is_large(student):
-            found = _refine(student, loss, data, run, options, f"Gauss-Newton {attempt + 1}")
-            if (now := data.error(found)) < best_loss or best is None:
-                best, best_loss = found, now
-            linear = linear and not (now < exact and best.feed_forward.linear is None)
-            if best_loss < exact and best.feed_forward.linear is None:
-                break
-            if loss < _HOPELESS:  # of one that is not, more patience is tried first
-                sizes = _next_sizes(sizes, found, wanted)
-            continue
-        found = prune(student, train, _TOLERANCES[-1], wanted.n_heads, wanted.hidden)
-        if (crude := data.error(found)) < best_loss or best is None:
-            best, best_loss = found, crude
-        for tolerance in _TOLERANCES if loss < _HOPELESS else ():
-            pruned = prune(student, train, tolerance, wanted.n_heads, wanted.hidden)
-            stage = f"Gauss-Newton {attempt + 1}"
-            found = _descend(pruned, data, run, options, stage)
-            loss = data.error(found)
-            if not loss < exact:
-                found, loss = _merge_near(found, loss, data, run, options, stage)
-            if loss < exact:
-                found = _shrink(found, data, run, options)
-                found = _turn_over(found, data, run, options)
-                loss = data.error(found)
-                linear = linear and found.feed_forward.linear is None
-            if loss < best_loss:
-                best, best_loss = found, loss
-            if loss < exact or run.is_over():
-                break
+        stage, large = f"Gauss-Newton {attempt + 1}", is_large(student)
+        find = _refine if large else _settle
+        found, now = find(student, loss, data, wanted, run, options, stage)
+        if now < best_loss or best is None:
+            best, best_loss = found, now
+        if now < exact:
+            linear = linear and found.feed_forward.linear is None
         if best_loss < exact and best.feed_forward.linear is None:
             break
-        sizes = _next_sizes(sizes, found, wanted)
+        if loss < HOPELESS or not large:  # of a large one that is not, more patience comes first
+            sizes = _next_sizes(sizes, found, wanted)
     if best is None:
         kind = BlockParametrisation(_design(wanted, sizes).architecture)
-        start = kind.init(np.random.default_rng(run.seed))
-        best = kind.to_layer(start, Units())
+        best = kind.to_layer(kind.init(np.random.default_rng(run.seed)), Units())
         best_loss = data.error(best)
     run.emit("model selection", loss=best_loss, detail="error on held-out examples")
     late = run.is_over() and not best_loss < exact
@@ -143,20 +114,42 @@ def try_class(examples: Examples, wanted: BlockClass, run: Run, options: BlockOp
     return loss if math.isfinite(loss) else math.inf
 
 
-def _is_large(block: Block) -> bool:
-    return block.parametrisation.straightened().size() > _MOST_UNKNOWNS
+def _settle(
+    student: Block,
+    loss: float,
+    data: Subsets,
+    wanted: BlockClass,
+    run: Run,
+    options: BlockOptions,
+    stage: str,
+) -> tuple[Block, float]:
+    """The best that becomes of a student, from one start after the other, and its error."""
+    best, best_loss = student, math.inf
+    for start in starts(student, loss, data, wanted, run):
+        found, now = settle(start, loss, data, run, options, stage)
+        if now < best_loss or best is student:
+            best, best_loss = found, now
+        if now < data.exact or run.is_over():
+            break
+    return best, best_loss
 
 
 def _refine(
-    student: Block, loss: float, data: Subsets, run: Run, options: BlockOptions, stage: str
-) -> Block:
-    """A large student made small and exact, where it is worth that."""
-    if not loss < _HOPELESS:
-        return student
+    student: Block,
+    loss: float,
+    data: Subsets,
+    wanted: BlockClass,
+    run: Run,
+    options: BlockOptions,
+    stage: str,
+) -> tuple[Block, float]:
+    """A large student made small and exact, where it is worth that, and its error."""
+    if not loss < HOPELESS:
+        return student, loss
     found = refine(student, data, run, options, stage)
     if data.is_met(found):
-        found = _turn_over(_shrink(found, data, run, options), data, run, options)
-    return found
+        found = turn_over(shrink(found, data, run, options), data, run, options)
+    return found, data.error(found)
 
 
 def _student_sizes(wanted: BlockClass, options: BlockOptions) -> Sizes:
@@ -233,77 +226,3 @@ def anneal_student(
     found = jax.tree.map(lambda leaf: np.asarray(leaf[0], np.float64), walk.params)
     finite = all(np.isfinite(leaf).all() for leaf in found.values())
     return problem.to_layer(found if finite else start)
-
-
-def _merge_near(
-    block: Block,
-    loss: float,
-    data: Subsets,
-    run: Run,
-    options: BlockOptions,
-    stage: str,
-) -> tuple[Block, float]:
-    """Make neurons one that are near, and descend again; else descend from where it was."""
-    size = block.hidden
-    for near in _NEAR:
-        merged = prune(block, data.train, _TOLERANCES[-1], near=near)
-        if merged.hidden == size or run.is_over():
-            continue
-        size = merged.hidden
-        found = _descend(merged, data, run, options, stage)
-        if (now := data.error(found)) < loss:
-            block, loss = found, now
-        if loss < data.exact:
-            return block, loss
-    found = _descend(block, data, run, options, stage, _STEPS)
-    return found, data.error(found)
-
-
-def _descend(
-    block: Block,
-    data: Subsets,
-    run: Run,
-    options: BlockOptions,
-    stage: str,
-    max_steps: int = _FIRST_STEPS,
-) -> Block:
-    """Gauss-Newton on as many examples as the block needs; then, if that was exact, no more."""
-    if _is_large(block):
-        return descend_with_metric(block, data, run, options, stage, max_steps)
-    train, kind = data.train, block.parametrisation.straightened()
-    limit = train.counting_limit(block.design.without_linear)
-    count = min(train.n, max(64, math.ceil(options.examples * limit)))
-    problem = make_problem(train.sample(count, run.seed), kind)
-    found = descend_densely(
-        kind.from_layer(block, problem.units), problem, run, stage=stage, max_steps=max_steps
-    )
-    if not np.isfinite(found.loss):
-        return block
-    return problem.to_layer(found.params)
-
-
-def _shrink(block: Block, data: Subsets, run: Run, options: BlockOptions) -> Block:
-    """Leave out what an exact block does not need, as long as it stays exact."""
-    tolerance = _SURELY_NOTHING
-    while not run.is_over():
-        smaller = prune(block, data.train, tolerance)
-        if (smaller.n_heads, smaller.hidden) == (block.n_heads, block.hidden):
-            if tolerance > _SURELY_NOTHING:
-                return block
-            tolerance = _TOLERANCES[0]
-            continue
-        found = _descend(smaller, data, run, options, "Gauss-Newton, smaller")
-        if not data.is_met(found):
-            return block
-        block = found
-    return block
-
-
-def _turn_over(block: Block, data: Subsets, run: Run, options: BlockOptions) -> Block:
-    """The same block without a linear map beside its neurons, where some of them turned over
-    leave none; else as it was."""
-    turned = block.canonical(tolerance=max(1e-8, _OFF * data.error(block) ** 0.5))
-    if block.feed_forward.linear is None or turned.feed_forward.linear is not None:
-        return block
-    found = _descend(turned, data, run, options, "Gauss-Newton, turned over")
-    return found if data.is_met(found) else block

@@ -9,7 +9,6 @@ only make up for such, then cost nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from mhalearn._runtime.programs import compiled, in_float64
 from mhalearn._runtime.types import Array, Float, Float64
 from mhalearn.data import Examples
 from mhalearn.layer.batches import Chunk
-from mhalearn.layer.block.block import Block, block_of
+from mhalearn.layer.block.block import Block
 from mhalearn.layer.block.factors import merge_block_heads
 from mhalearn.layer.block.feed_forward import FeedForward
 from mhalearn.layer.block.neurons import canonical_neurons, merge_neurons
@@ -32,6 +31,7 @@ from mhalearn.layer.block.parametrisation import (
 )
 from mhalearn.layer.layer import AttentionLayer
 from mhalearn.layer.parametrisation import Parametrisation
+from mhalearn.learners.blocks.padding import pad_neurons, with_neurons
 
 # Rows of examples that neurons are compared on, over their number.
 _ROWS = 64
@@ -82,14 +82,6 @@ def prune(
     if budget is not None:
         each = room = budget * moments.energy
     return with_neurons(block, _leave_out(ff, moments.gram, each, most_neurons, room))
-
-
-def with_neurons(block: Block, ff: FeedForward) -> Block:
-    """A block with other neurons, its heads bit by bit the same."""
-    params = {name: leaf for name, leaf in block.params.items() if "feed_forward." not in name}
-    params |= {f"feed_forward.{name}": leaf for name, leaf in ff.parts().items()}
-    design = replace(block.design, hidden=ff.hidden, bias=ff.has_bias, linear=ff.linear is not None)
-    return block_of(design, params, metadata=block.metadata, seen=block.seen)
 
 
 def _merge_heads(block: Block, tolerance: float, most: int | None) -> Block:
@@ -183,10 +175,13 @@ def _regular(gram: Float64, which: list[int]) -> Float64:
 @in_float64
 def _measure(block: Block, examples: Examples) -> _Moments:
     """On rows of some examples. Memory: that of a chunk, and hidden^2."""
-    n = min(examples.n, -(-_ROWS * block.hidden // examples.k))
+    padded = pad_neurons(block)
+    n = min(examples.n, -(-_ROWS * padded.hidden // examples.k))
     x, _, lengths = examples.subset(slice(0, n)).arrays()
-    found = [sums for _, sums in block.over_chunks(_moments, x, lengths)]
-    return _Moments(np.sum([gram for gram, _ in found], axis=0), float(sum(e for _, e in found)))
+    found = [sums for _, sums in padded.over_chunks(_moments, x, lengths)]
+    gram = np.sum([gram for gram, _ in found], axis=0)
+    there = np.r_[: block.hidden, padded.hidden : len(gram)]
+    return _Moments(gram[np.ix_(there, there)], float(sum(e for _, e in found)))
 
 
 @partial(compiled, static_argnums=0)

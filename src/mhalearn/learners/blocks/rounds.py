@@ -13,7 +13,9 @@ import math
 import numpy as np
 
 from mhalearn.layer.block.block import Block
+from mhalearn.learners.blocks.distilling import distil
 from mhalearn.learners.blocks.options import BlockOptions
+from mhalearn.learners.blocks.padding import first_neurons, pad_neurons
 from mhalearn.learners.blocks.pruning import prune
 from mhalearn.learners.blocks.subsets import Subsets
 from mhalearn.run.run import Run
@@ -22,6 +24,8 @@ from mhalearn.solvers.scaled_problem import make_problem
 
 # What leaving out a neuron may cost, over the mean of neurons, from bold to careful.
 _EACH = (5e-3, 5e-4, 1e-5, 1e-7)
+# Error, over the student's, that may be made by leaving out neurons of which nothing is left.
+_NOTHING = 1e-2
 # An error that rounds do not make up for.
 _HOPELESS = 1e-4
 # Error that a round may make, over the block's: at first, most, and how it grows where descent
@@ -29,8 +33,8 @@ _HOPELESS = 1e-4
 _SHARE, _MOST_SHARE, _BOLDER = 0.1, 1e3, 10.0
 # A round that leaves more than this of the error creeps.
 _CREEPS = 0.3
-# Rounds, and steps in each.
-_ROUNDS, _STEPS = 24, 8
+# Rounds, and steps in each; in one that leaves nothing out, more.
+_ROUNDS, _STEPS, _MORE_STEPS = 24, 8, 24
 # Turns of leaving out boldly, and steps after which it is known whether that was too bold.
 _TURNS, _FIRST_STEPS = 4, 4
 # Distance of neurons that are made one in a round that is bolder, over the largest.
@@ -47,6 +51,13 @@ def refine(student: Block, data: Subsets, run: Run, options: BlockOptions, stage
     """
     best, best_loss = student, data.error(student)
     promised = best_loss
+    careful = prune(student, data.train, _NOTHING, budget=_NOTHING * best_loss, bold=True)
+    fewer = distil(careful, best_loss, data.train, run)
+    if fewer.hidden < careful.hidden:
+        _tell(fewer, data, run, f"{stage}, distilled")
+        found = go_round(fewer, data, run, options, stage)
+        if (loss := data.error(found)) < best_loss:
+            best, best_loss = found, loss
     for each in _EACH:
         if best_loss < data.exact or run.is_over():
             break
@@ -97,9 +108,10 @@ def go_round(block: Block, data: Subsets, run: Run, options: BlockOptions, stage
             break
         tried = _leave_out(block, loss, share, data)
         _tell(tried, data, run, f"{stage}, round {turn + 1}")
-        found = descend_with_metric(tried, data, run, options, stage, _STEPS)
+        is_smaller = (tried.n_heads, tried.hidden) != (block.n_heads, block.hidden)
+        steps = _STEPS if is_smaller else _MORE_STEPS
+        found = descend_with_metric(tried, data, run, options, stage, steps)
         now = data.error(found)
-        is_smaller = (found.n_heads, found.hidden) != (block.n_heads, block.hidden)
         creeps = now > _CREEPS * loss
         if now < loss or (is_smaller and now < 3 * loss):
             block, loss = found, now
@@ -134,10 +146,13 @@ def descend_with_metric(
     max_steps: int,
 ) -> Block:
     """Gauss-Newton on as many examples as the block needs, without the normal matrix."""
-    kind = block.parametrisation.straightened()
+    padded = pad_neurons(block)
+    kind = padded.parametrisation.straightened()
     limit = data.train.counting_limit(block.design.without_linear)
     count = min(data.train.n, max(64, math.ceil(options.examples * limit)))
     problem = make_problem(data.train.sample(count, run.seed), kind)
-    start = kind.from_layer(block, problem.units)
+    start = kind.from_layer(padded, problem.units)
     found = descend_in_metric(start, problem, run, stage=stage, max_steps=max_steps)
-    return problem.to_layer(found.params) if np.isfinite(found.loss) else block
+    if not np.isfinite(found.loss):
+        return block
+    return first_neurons(problem.to_layer(found.params), block.hidden)

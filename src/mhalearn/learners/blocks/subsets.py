@@ -10,6 +10,7 @@ from mhalearn._runtime.seeds import Stream, generator
 from mhalearn.data import Examples
 from mhalearn.data.label_precision import label_precision
 from mhalearn.layer.block.block import Block
+from mhalearn.learners.blocks.padding import pad_neurons
 from mhalearn.solvers.polish import relative_error
 
 # Relative squared error on held-out examples that only an exact block has; of coarser labels than
@@ -28,10 +29,22 @@ class Subsets(NamedTuple):
 
     def error(self, block: Block) -> float:
         """Relative and squared, on the examples to choose by."""
-        return relative_error(block, self.select)
+        return relative_error(pad_neurons(block), self.select)
 
     def is_met(self, block: Block) -> bool:
         return self.error(block) < self.exact
+
+    def with_worst(self, chosen: Examples, block: Block) -> Examples:
+        """Examples joined by as many others that a block fits worst."""
+        errors = np.concatenate(
+            [
+                np.sum((block(x, lengths) - y) ** 2, axis=(1, 2))
+                for x, y, lengths in self.train.chunks(1024)
+            ]
+        )
+        worst = self.train.subset(np.sort(np.argsort(-errors)[: chosen.n])).arrays()
+        joined = [np.concatenate(pair) for pair in zip(chosen.arrays(), worst, strict=True)]
+        return Examples(*joined)
 
 
 def exact_error(examples: Examples) -> float:
