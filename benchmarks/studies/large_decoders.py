@@ -9,7 +9,7 @@ A case is features x heads x groups x dimensions: causal rotary heads, and group
 and values; "sinks" has sinks too, and "biases" biases. Norms of heads are spread as those of
 trained ones, singular values decay fourfold. Sequences of 16 Gaussian tokens, 25 times the counting
 limit of examples. Exact: all that the function determines to 1e-10, and RECOVERED. Seconds are of
-the processor, compilation included; the limit is of the clock.
+the processor, compilation included; the limit is of the clock. States of the code are measured each.
 """
 
 import sys
@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # `benchmarks` is a package 
 import numpy as np
 
 import mhalearn as mha
+from benchmarks import describe_code
 from benchmarks.ledger import Record, console, finite, names, opened, say_bar, study
 from benchmarks.studies.decoders import is_exact
 
@@ -139,7 +140,7 @@ def main() -> None:
     ledger, anything = opened(options)
     for seed in options.seeds if anything else ():
         for case in options.cases:
-            key = {"case": case, "seed": seed, "limit": options.limit, "method": "newton"}
+            key = {"case": case, "seed": seed, "limit": options.limit, "state": describe_code()}
             ours = ledger.run(key, partial(fit, case, seed, options.limit))
             console.print(f"{case}, seed {seed}: {ours.get('outcome', ours)}", ours)
     for row in summarise(ledger.records):
