@@ -34,7 +34,7 @@ def group_by_values(value: Float[np.ndarray, "m d h"], groups: int) -> NDArray[n
 
 
 def share_values(
-    value: Array, out: Array, order: NDArray[np.int64], groups: int
+    value: Array | Float64, out: Array | Float64, order: NDArray[np.int64], groups: int
 ) -> tuple[Array, Array]:
     """Values (g, d, h) in whose spaces those of the heads (m, d, h) of a group are, and outputs
     (m, h, e) that make of these what they wrote, in the given order."""

@@ -49,9 +49,9 @@ class Measured(NamedTuple):
 
     queries: Float[Array, "c b r q"]
     tokens: Float[Array, "c b j d"]
-    logits: Float[Array, "*m c b r j"]
-    worth: Float[Array, "*m c b r j"]
-    patterns: Float[Array, "*m c b r j"] | None = None
+    logits: Float[Array, "*m j"]
+    worth: Float[Array, "*m j"]
+    patterns: Float[Array, "*m j"] | None = None
 
 
 # Logits of a part of the measurements, by what decides them.
@@ -263,7 +263,7 @@ class ScoreStep(NamedTuple):
 @_with_scores
 def score_residual(
     readers: Any, measured: Measured, scores: Scores = bilinear_scores
-) -> Float[Array, "m c b r j"]:
+) -> Float[Array, "m c b r *n j"]:
     """Logits less those of Theta, times their worth."""
 
     @partial(jax.vmap, in_axes=(0, _BY_HEAD))
