@@ -30,6 +30,7 @@ from mhalearn.solvers.scaled_problem import make_problem
 
 ROPE = mha.Rope(base=100.0)
 KINDS = {
+    "soft-cap, shared": {"softcap": 5.0, "kv_heads": 2},
     "rotary, shared": {"rope": ROPE, "kv_heads": 2},
     "rotary, sinks, window, biases": {
         "rope": ROPE,
@@ -38,7 +39,6 @@ KINDS = {
         "key_vector": True,
         "out_bias": True,
     },
-    "soft-cap": {"softcap": 5.0},
     "T5": {"position_bias": T5Bias(4, 4, bidirectional=False)},
 }
 
@@ -73,7 +73,7 @@ def slow(name):
     return pytest.param(name, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", ["rotary, shared", *map(slow, list(KINDS)[1:])])
+@pytest.mark.parametrize("name", ["soft-cap, shared", *map(slow, list(KINDS)[1:])])
 @in_float64
 def test_rough_heads_of_any_kind_are_decoded(name):
     layer, examples, problem, kind, exact = case(KINDS[name])

@@ -23,14 +23,13 @@ def group_by_values(value: Float[np.ndarray, "m d h"], groups: int) -> NDArray[n
     if each == 1:
         return np.arange(heads)
     alike = np.array([[np.sum((one.T @ other) ** 2) / h for other in bases] for one in bases])
-    left, order = list(range(heads)), []
-    while left:
-        nearest = sorted(left, key=lambda other, one=left[0]: -alike[one, other])[:each]
-        if min(alike[left[0], other] for other in nearest) < _SAME:
+    left, order = np.arange(heads), np.array([], np.int64)
+    while len(left):
+        nearest = left[np.argsort(-alike[left[0], left], kind="stable")[:each]]
+        if np.min(alike[left[0], nearest]) < _SAME:
             return None
-        order += nearest
-        left = [one for one in left if one not in nearest]
-    return np.array(order)
+        order, left = np.concatenate([order, nearest]), np.setdiff1d(left, nearest)
+    return order
 
 
 def share_values(

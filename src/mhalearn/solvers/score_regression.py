@@ -312,8 +312,9 @@ def solve_scores(
     logits, worth, patterns = measured[2:]
 
     def of_head(part: tuple[Any, ...]) -> tuple[Any, Array, CGResult]:
-        readers, own, *rest = part
-        return _solve_head(readers, Measured(*measured[:2], *own), *rest, scores)
+        readers, own, left, damping, tolerance = part
+        own = Measured(*measured[:2], *own)
+        return _solve_head(readers, own, left, damping, tolerance, scores)
 
     # An accelerator takes all heads at once; on a CPU each ends when it is solved.
     at_once = len(worth) if jax.default_backend() != "cpu" else 1

@@ -44,6 +44,9 @@ from mhalearn.solvers.score_regression import HALVES, LAST_HALVES, choose_by_hea
 _STALLED, _STARTS = 1e-4, (0.3,)
 # Of the labels: a projection that leaves more has not found W, and its patterns are none.
 _FOUND = 1e-12
+# Standard deviations at which entries count half, one after the other: while patterns are mixed,
+# small ones say little.
+_WEIGHTS = HALVES[1:]
 # Parameters that say what heads write.
 _WRITERS = ("value", "out", "value_bias", "out_bias")
 
@@ -183,7 +186,7 @@ def _group_kind(a: Architecture, *, shared: bool) -> Relaxed:
 
 def _read(start: Attended, data: Sequences, problem: Problem, run: Run, stage: str) -> Attended:
     """Queries and keys of each head, from where descent left them, else from small random ones."""
-    first, *finer = HALVES[1:]
+    first, *finer = _WEIGHTS
     a = problem.architecture
     kind = _group_kind(a, shared=False)
     found, left = regress_groups(start, data, kind, a, first, run, stage=stage)
