@@ -64,9 +64,7 @@ def rough(params, share, seed=0):
 
 def decode_from(start, kind, examples, problem):
     patterns = compare_patterns(kind, start, problem)
-    return decode_student(
-        kind, start, patterns, examples, problem, Run(), alike=0.0, small=0.01, stage=""
-    )
+    return decode_student(kind, start, patterns, examples, problem, Run(), small=0.01, stage="")
 
 
 def slow(name):

@@ -144,7 +144,7 @@ def learn_once(
     patterns = compare_patterns(kind, student, problem)
     if large and most is not None and loss < _ROUGH and may_decode(kind, problem):
         decoded = decode_student(
-            kind, student, patterns, examples, problem, run, alike=_ALIKE, small=_SMALL, stage=stage
+            kind, student, patterns, examples, problem, run, small=_SMALL, stage=stage
         )
         if decoded is not None and decoded.loss < ROUNDING:
             return read_heads(decoded.params, Relaxed(asked), problem, run, stage)

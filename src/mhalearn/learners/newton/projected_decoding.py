@@ -23,6 +23,7 @@ from mhalearn._runtime.types import Array, Float64
 from mhalearn.data import Examples
 from mhalearn.layer.architecture import Architecture
 from mhalearn.layer.distinct_heads import (
+    Heads,
     join_groups,
     keep_distinct_heads,
     own_groups,
@@ -47,6 +48,8 @@ _FOUND = 1e-12
 # Standard deviations at which entries count half, one after the other: while patterns are mixed,
 # small ones say little.
 _WEIGHTS = HALVES[1:]
+# Heads whose patterns differ by less are one, where more of them are left than there should be.
+_ALIKE = (0.1, 0.2, 0.4)
 # Parameters that say what heads write.
 _WRITERS = ("value", "out", "value_bias", "out_bias")
 
@@ -77,7 +80,6 @@ def decode_student(
     problem: Problem,
     run: Run,
     *,
-    alike: float,
     small: float,
     stage: str,
 ) -> DecodedHeads | None:
@@ -88,8 +90,7 @@ def decode_student(
     of their size; whether it ended well is seen in the loss.
     """
     a = problem.architecture
-    own = own_groups(student.architecture, params)
-    heads = keep_distinct_heads(*own, patterns, alike=alike, small=small, most=a.heads)
+    heads = _distinct(student, params, patterns, a.heads, small)
     run.emit(stage, detail=f"{heads.architecture.heads} of {student.architecture.heads} to decode")
     alone, sequences = replace(a, kv_heads=None), make_rows(examples, problem)
     if heads.architecture.heads < a.heads or sequences is None:
@@ -122,6 +123,22 @@ def decode_student(
     loss = loss_of(decoded, replace(problem, parametrisation=kind))
     run.emit(stage, loss=loss, detail=f"{a.heads} heads decoded")
     return DecodedHeads(decoded, loss)
+
+
+def _distinct(
+    student: Relaxed,
+    params: Mapping[str, Float64],
+    patterns: Float64,
+    most: int,
+    small: float,
+) -> Heads:
+    """Heads one by one, those that attend alike made one: the more loosely, the more there are."""
+    own = own_groups(student.architecture, params)
+    for alike in _ALIKE:
+        heads = keep_distinct_heads(*own, patterns, alike=alike, small=small, most=None)
+        if heads.architecture.heads <= most:
+            return heads
+    return keep_distinct_heads(*own, patterns, alike=alike, small=small, most=most)
 
 
 def make_rows(
