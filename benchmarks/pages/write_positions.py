@@ -1,4 +1,4 @@
-"""Write the tables of docs/positions.md from what five studies of decoders' heads measured."""
+"""Write the tables of docs/positions.md from what four studies of decoders' heads measured."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ import mhalearn as mha
 from benchmarks import DOCS
 from benchmarks.ledger import Record, read_runs
 from benchmarks.pages.prose import reflow
-from benchmarks.studies import auto_kinds, decoder_traps, decoders, grouping, large_decoders
+from benchmarks.studies import auto_kinds, decoder_traps, decoders, grouping
 
 OUT = DOCS / "positions.md"
 HEADING = "\n## Measured\n"
@@ -34,13 +34,6 @@ machine that others used.
 FOUND = """
 All of rope, window, kv_heads, softcap, sinks and position_bias as `"auto"` at the size of the first
 table (`benchmarks/studies/auto_kinds.py`). Right are all six, a base to 1e-6, and the layer.
-
-"""
-LARGE = """
-Larger layers, whose heads are decoded (`benchmarks/studies/large_decoders.py`): features x heads x
-groups that share keys and values x dimensions, causal and rotary, with norms and singular values as
-trained heads have them; {k} Gaussian tokens, {ratio:.0f} times the counting limit of examples, on
-one core that others used. States of the code before decoding are beside it.
 
 """
 TRAPS = """
@@ -102,10 +95,8 @@ def main() -> None:
     found = table([auto_kinds.COLUMNS, *auto_kinds.summarise(kinds)]) + list_missed(kinds)
     shared = table([grouping.COLUMNS, *grouping.summarise(read_runs("grouping"))])
     saved = reflow(SHARED.format(more=count_more(), limit=grouping.LIMIT))
-    sized = reflow(LARGE.format(k=large_decoders.K, ratio=large_decoders.RATIO))
-    large = table([large_decoders.COLUMNS, *large_decoders.summarise(read_runs("large_decoders"))])
     parts = (reflow(MEASURED), fits, list_failures(runs), "\n", saved, shared, "\n")
-    last = f"{reflow(FOUND)}{found}\n{sized}{large}\n{counted}{fooled}"
+    last = f"{reflow(FOUND)}{found}\n{counted}{fooled}"
     OUT.write_text(f"{prose}{HEADING}\n{''.join(parts)}{last}")
 
 

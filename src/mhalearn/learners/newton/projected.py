@@ -50,8 +50,9 @@ _ROUNDS, _SETTLED, _PAYS = 3, 1e-4, 0.5
 # A large student that leaves more than this share of the labels is not worth polish before others,
 # more patient ones, were tried: each has as many times more steps as the square of its number.
 _PROMISING = 1e-2
-# A student that leaves more than this share of the labels has not found what heads write.
-_ROUGH = 0.3
+# A student that leaves more than this share of the labels has not found what heads write; and
+# layers of fewer parameters are found as fast by descent.
+_ROUGH, _DECODED = 0.3, 2**15
 # Attempts at most; two that end this near each other have found the same minimum.
 _ATTEMPTS, _SAME = 4, 0.1
 # Heads whose patterns differ by less are one; a W this far below the largest is none.
@@ -142,7 +143,8 @@ def learn_once(
     if not all(np.isfinite(leaf).all() for leaf in student.values()):
         return None
     patterns = compare_patterns(kind, student, problem)
-    if large and most is not None and loss < _ROUGH and may_decode(kind, problem):
+    near = large and most is not None and loss < _ROUGH
+    if near and Projected(asked).size() > _DECODED and may_decode(kind, problem):
         decoded = decode_student(
             kind, student, patterns, examples, problem, run, small=_SMALL, stage=stage
         )
