@@ -149,3 +149,35 @@ def params_of_head(params: Mapping[str, Any], i: int, each: int) -> dict[str, An
             leaf = leaf[:, i : i + 1]
         own[name] = leaf
     return own
+
+
+def own_groups(a: Architecture, params: Mapping[str, Any]) -> Heads:
+    """The same heads, each with keys and values of its own."""
+    each = a.heads // a.groups
+    found = {
+        name: np.repeat(leaf, each, axis=0) if name in _OF_GROUPS else np.asarray(leaf)
+        for name, leaf in params.items()
+    }
+    return Heads(replace(a, kv_heads=None), found)
+
+
+def split_by_group(params: Mapping[str, Any], a: Architecture) -> dict[str, Any]:
+    """With a first axis of groups of heads before the axes that parameters of one group have."""
+
+    def split(name: str, leaf: Any) -> Any:
+        if name == "position_table":
+            return leaf.reshape(len(leaf), a.groups, -1).swapaxes(0, 1)
+        return leaf.reshape(a.groups, -1, *leaf.shape[1:])
+
+    return {name: split(name, leaf) for name, leaf in params.items()}
+
+
+def join_groups(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What `split_by_group` has split."""
+
+    def join(name: str, leaf: Any) -> Any:
+        if name == "position_table":
+            return leaf.swapaxes(0, 1).reshape(leaf.shape[1], -1)
+        return leaf.reshape(-1, *leaf.shape[2:])
+
+    return {name: join(name, leaf) for name, leaf in params.items()}

@@ -104,14 +104,21 @@ class Projected(Parametrisation):
     def attend(self, params: Projections, chunk: Chunk) -> Mixed:
         """Weights and mean values of every head."""
         sides = self._turned(params, self.project(params, chunk), chunk)
-        b, k, m, h = sides.query.shape
+        b, k, m, _ = sides.query.shape
         j, groups = sides.key.shape[1:3]
-        grouped = sides.query.reshape(b, k, groups, -1, h)
-        scores = jnp.einsum("brgnh,bjgh->brgnj", grouped, sides.key).reshape(b, k, m, j)
-        p = self._weights(params, scores, chunk)
+        p = self._weights(params, _meet(sides), chunk)
         shared = p.reshape(b, k, groups, -1, j)
         means = jnp.einsum("brgnj,bjgh->brgnh", shared, sides.value)
         return Mixed(p, means.reshape(b, k, m, sides.value.shape[-1]), sides.value)
+
+    def logits(self, params: Projections, chunk: Chunk) -> Float[Array, "b k m j"]:
+        """Of every key for every query, seen or not; nothing of values is asked for."""
+        a = self.architecture
+        rows = a.key_features if a.latent is None else a.latent.rank
+        none = {"value": jnp.zeros((a.groups, rows, 0), chunk.tokens.dtype)}
+        asked = {name: leaf for name, leaf in params.items() if name != "value_bias"} | none
+        sides = self._turned(params, self.project(asked, chunk), chunk)
+        return self._logits(params, _meet(sides), chunk)
 
     def project(self, params: Projections, chunk: Chunk) -> Sides:
         """Queries of the tokens; keys and values of them, or of the memory, or of latents."""
@@ -153,16 +160,24 @@ class Projected(Parametrisation):
         last = jnp.max(jnp.where(chunk.weight > 0, positions, 0.0), axis=1)
         return rope.rotate(vectors, positions, last + 1.0)
 
-    def _weights(
+    def _logits(
         self, params: Projections, scores: Float[Array, "b k m j"], chunk: Chunk
     ) -> Float[Array, "b k m j"]:
-        """The softmax of logits: scaled, capped, biased by distance, masked, beside a sink."""
+        """Scores scaled, capped and biased by distance."""
         a = self.architecture
         logits = scores * (a.qk_rank**-0.5 if a.logit_scale is None else a.logit_scale)
         if a.softcap is not None:
             logits = a.softcap * jnp.tanh(logits / a.softcap)
         if a.distance_bias is not None:
             logits = logits + self._distance_bias(params, chunk)
+        return logits
+
+    def _weights(
+        self, params: Projections, scores: Float[Array, "b k m j"], chunk: Chunk
+    ) -> Float[Array, "b k m j"]:
+        """The softmax of logits, masked, beside a sink."""
+        a = self.architecture
+        logits = self._logits(params, scores, chunk)
         logits = jnp.where(_allowed(chunk, a.window)[:, :, None], logits, -jnp.inf)
         if not a.sinks:
             return jax.nn.softmax(logits, axis=-1)
@@ -219,6 +234,13 @@ def _project(
     vectors = jnp.einsum("bjd,gdh->bjgh", tokens, params[side])
     bias = params.get(f"{side}_bias")
     return vectors if bias is None else vectors + bias
+
+
+def _meet(sides: Sides) -> Float[Array, "b k m j"]:
+    b, k, m, h = sides.query.shape
+    j, groups = sides.key.shape[1:3]
+    grouped = sides.query.reshape(b, k, groups, -1, h)
+    return jnp.einsum("brgnh,bjgh->brgnj", grouped, sides.key).reshape(b, k, m, j)
 
 
 def _positions(chunk: Chunk) -> Float[Array, "b k"]:

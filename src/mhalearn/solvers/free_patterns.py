@@ -55,9 +55,10 @@ _SLOW = 0.5
 
 
 class Writers(NamedTuple):
-    """Heads without their attention: W_i = value_i out_i, and the bias."""
+    """Heads without their attention: W_i = value_g out_i, and the bias; as many heads in a row as
+    there are for each value share it."""
 
-    value: Float[Array, "m d h"]
+    value: Float[Array, "g d h"]
     out: Float[Array, "m h e"]
     bias: Float[Array, "x e"]
 
@@ -116,12 +117,20 @@ def make_sequences(
     heads: int,
     rank: int,
     causal: bool,
+    groups: int | None = None,
+    first: int | None = None,
+    sink: bool = False,
     only_patterns: bool = False,
 ) -> Sequences | None:
     """Examples that are short enough, as many from the first on as W needs, or patterns only,
-    and there is room for; None: they are too few. Of a causal layer's examples the first rows."""
+    and there is room for; None: they are too few. Of a causal layer's examples the first rows.
+
+    groups: of heads that share values. first: tokens of a causal layer that are looked at, at most.
+    sink: whether the first of these is there to be attended to, and its row says nothing.
+    """
     e = labels.shape[2]
     most = longest(heads, e, rank)
+    most = most if first is None else min(most, first)
     lengths = np.minimum(lengths, most) if causal else lengths
     short = (lengths >= 2) & (lengths <= most)
     tokens, labels, lengths = tokens[short], labels[short], lengths[short]
@@ -130,7 +139,8 @@ def make_sequences(
     k, d = int(lengths.max()), tokens.shape[2]
     visible = np.minimum(np.arange(1, k + 1), lengths[:, None]) if causal else lengths[:, None]
     visible = np.where(np.arange(k) < lengths[:, None], visible, 0)
-    unknowns = heads * rank * (d + e)
+    visible[:, : int(sink)] = 0
+    unknowns = rank * ((groups or heads) * d + heads * e)
     equations = np.cumsum(np.where(visible > 0, e - heads * (visible - 1), 0).sum(axis=1))
     if equations[-1] < unknowns:
         return None
@@ -236,10 +246,15 @@ def _directions(writers: Writers, chunk: Sequences) -> Float[Array, "b s e"]:
     """Along which an example's rows move with their patterns, token by token."""
     b, k, _ = chunk.tokens.shape
     apart = jnp.einsum("js,bjd->bsd", _contrasts(k), chunk.tokens)
-    values = jnp.einsum("bsd,mdh->bsmh", apart, writers.value)
-    found = jnp.einsum("bsmh,mhe->bsme", values, writers.out)
-    some = jnp.any(_seen(chunk, len(writers.value)), axis=1)
-    return jnp.where(some[..., None], found.reshape(b, -1, found.shape[3]), 0.0)
+    values = jnp.einsum("bsd,gdh->bsgh", apart, writers.value)
+    found = jnp.einsum("bsgh,gnhe->bsgne", values, _by_value(writers, writers.out))
+    some = jnp.any(_seen(chunk, len(writers.out)), axis=1)
+    return jnp.where(some[..., None], found.reshape(b, -1, found.shape[-1]), 0.0)
+
+
+def _by_value(writers: Writers, of_heads: Array) -> Array:
+    """(g, n, ...): what heads have, by the value that they share."""
+    return of_heads.reshape(len(writers.value), -1, *of_heads.shape[1:])
 
 
 @compiled
@@ -273,13 +288,14 @@ def _decode(
     writers: Writers, chunk: Sequences, half: Array
 ) -> tuple[tuple[Array, Array, Array, Array], Array]:
     b, k, _ = chunk.tokens.shape
-    m, contrasts = len(writers.value), _contrasts(k)
+    m, contrasts = len(writers.out), _contrasts(k)
     seen, inside = _seen(chunk, m), chunk.visible > 0
     directions = _directions(writers, chunk)
     base = half @ directions
     even = (jnp.arange(k) < chunk.visible[..., None]) / jnp.maximum(chunk.visible, 1)[..., None]
     mean = jnp.einsum("brj,bjd->brd", even, chunk.tokens)
-    middle = jnp.einsum("brd,mdh,mhe->bre", mean, writers.value, writers.out, optimize=True)
+    summed = jnp.sum(_by_value(writers, writers.out), axis=1)
+    middle = jnp.einsum("brd,gdh,ghe->bre", mean, writers.value, summed, optimize=True)
     middle = middle + jnp.sum(writers.bias, axis=0)
     right = (chunk.labels - middle) * inside[..., None]
     along, left = _split(right, base, seen)
@@ -314,15 +330,18 @@ def _outside(
 ) -> Array:
     base = half @ _directions(writers, chunk)
     rows = _move(writers, change, chunk, patterns)
-    return _split(rows, base, _seen(chunk, len(writers.value)))[1]
+    return _split(rows, base, _seen(chunk, len(writers.out)))[1]
 
 
 def _move(writers: Writers, step: Writers, chunk: Sequences, patterns: Array) -> Array:
     """How a step changes the rows, at fixed patterns."""
 
+    b, r, m, j = patterns.shape
+    shared = patterns.reshape(b, r, len(writers.value), -1, j)
+
     def mix(value: Array) -> Array:
-        values = jnp.einsum("bjd,mdh->bjmh", chunk.tokens, value)
-        return jnp.einsum("brmj,bjmh->brmh", patterns, values)
+        values = jnp.einsum("bjd,gdh->bjgh", chunk.tokens, value)
+        return jnp.einsum("brgnj,bjgh->brgnh", shared, values).reshape(b, r, m, -1)
 
     outputs = jnp.einsum("brmh,mhe->bre", mix(step.value), writers.out)
     outputs += jnp.einsum("brmh,mhe->bre", mix(writers.value), step.out)
@@ -350,7 +369,7 @@ def solve_step(
     def change(part: tuple[Sequences, Array, Array], step: Writers) -> Array:
         chunk, patterns, base = part
         outputs = _move(writers, step, chunk, patterns)
-        along = jnp.where(_seen(chunk, len(writers.value)), outputs @ base.mT, 0.0)
+        along = jnp.where(_seen(chunk, len(writers.out)), outputs @ base.mT, 0.0)
         return outputs - along @ base
 
     def pull(part: tuple[Sequences, Array, Array], outputs: Array) -> Writers:

@@ -5,10 +5,6 @@ outputs than patterns can explain, the rest is three problems without softmax in
 projection over patterns, patterns by least squares, and each Theta by a regression of log-odds.
 """
 
-from functools import partial
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mhalearn._runtime.programs import in_float64
@@ -34,6 +30,7 @@ from mhalearn.solvers.score_regression import (
     HALVES,
     LAST_HALVES,
     Readers,
+    choose_by_head,
     measure_logits,
     regress_logits,
     spectral_start,
@@ -142,8 +139,7 @@ def _readers(
     if np.any(left > _STALLED):
         start = Readers(heads.query, heads.key)
         other, less = regress_logits(start, measured, run, stage=f"{stage}, again")
-        better = jnp.asarray(less < left)[:, None, None]
-        found = jax.tree.map(partial(jnp.where, better), other, found)
+        found = choose_by_head(less < left, other, found)
     for half in finer:
         measured = measure_logits(written.decoded, sequences, bias, half)
         found, _ = regress_logits(found, measured, run, stage=stage, idle_gain=_IDLE)

@@ -2,7 +2,8 @@
 
 As for many narrow heads (`factored`), a penalty on the projections starts where it keeps all heads
 at zero and fades. What is left of the student descends in a wider class, in which positions are
-numbers to be learned (`layer.relaxed`), and is read back from it.
+numbers to be learned (`layer.relaxed`), and is read back from it. Large heads are decoded from the
+student where rows allow it (`projected_decoding`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mhalearn.layer.position_bias import Alibi
 from mhalearn.layer.projected import Projected
 from mhalearn.layer.relaxed import Relaxed
 from mhalearn.learners.newton.model_selection import ModelSelection, split_for_selection
+from mhalearn.learners.newton.projected_decoding import decode_student, may_decode
 from mhalearn.learners.newton.student import (
     BLOCK,
     STEPS,
@@ -48,6 +50,9 @@ _ROUNDS, _SETTLED, _PAYS = 3, 1e-4, 0.5
 # A large student that leaves more than this share of the labels is not worth polish before others,
 # more patient ones, were tried: each has as many times more steps as the square of its number.
 _PROMISING = 1e-2
+# A student that leaves more than this share of the labels has not found what heads write; and
+# layers of fewer parameters are found as fast by descent.
+_ROUGH, _DECODED = 0.3, 2**15
 # Attempts at most; two that end this near each other have found the same minimum.
 _ATTEMPTS, _SAME = 4, 0.1
 # Heads whose patterns differ by less are one; a W this far below the largest is none.
@@ -93,7 +98,7 @@ def learn_projected(
             break
         before = selection.loss
         with run.checkpoint.within(name):
-            layer = learn_once(problem, run, most=most, attempt=attempt)
+            layer = learn_once(problem, train, run, most=most, attempt=attempt)
             if layer is not None:
                 selection.offer(layer)
         if (1 - _SAME) * before < selection.loss < before:
@@ -114,10 +119,13 @@ def learn_projected(
     return replace(candidate, instead=instead)
 
 
-def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) -> Layer | None:
+def learn_once(
+    problem: Problem, examples: Examples, run: Run, *, most: int | None, attempt: int
+) -> Layer | None:
     """A student, its descent, what is distinct of it, and that polished; None: it diverged.
 
-    most: groups of heads to keep at most, None where their number is open.
+    examples: those of the problem. most: groups of heads to keep at most, None where their number
+    is open.
     """
     stage, rng = f"attempt {attempt + 1}", generator(run.seed, Stream.PROJECTED_STARTS, attempt)
     asked = problem.architecture
@@ -135,6 +143,16 @@ def learn_once(problem: Problem, run: Run, *, most: int | None, attempt: int) ->
     if not all(np.isfinite(leaf).all() for leaf in student.values()):
         return None
     patterns = compare_patterns(kind, student, problem)
+    near = large and most is not None and loss < _ROUGH
+    if near and Projected(asked).size() > _DECODED and may_decode(kind, problem):
+        decoded = decode_student(
+            kind, student, patterns, examples, problem, run, small=_SMALL, stage=stage
+        )
+        if decoded is not None and decoded.loss < ROUNDING:
+            return read_heads(decoded.params, Relaxed(asked), problem, run, stage)
+        if decoded is not None and decoded.loss < _READABLE:
+            params = {name: np.asarray(leaf) for name, leaf in decoded.params.items()}
+            return polish_heads(Heads(asked, params), problem, run, stage)
     heads = keep_distinct_heads(wider, student, patterns, alike=_ALIKE, small=_SMALL, most=most)
     run.emit(stage, detail=f"{heads.architecture.heads} of {wider.heads} heads are distinct")
     if most is not None:
@@ -205,7 +223,6 @@ def drop_surplus(layer: Layer, problem: Problem, run: Run, stage: str) -> Layer:
 def polish_heads(heads: Heads, problem: Problem, run: Run, stage: str) -> Layer:
     """Descend in wider classes, read what they learned, and descend in the class that was asked
     for where that is not exact."""
-    narrow = replace(problem, parametrisation=Projected(heads.architecture))
     kind = Relaxed(heads.architecture, frees=problem.data.positions is None)
     params: Params = heads.params
     if kind.frees_any:
@@ -219,8 +236,14 @@ def polish_heads(heads: Heads, problem: Problem, run: Run, stage: str) -> Layer:
         if sized.sized() and ROUNDING <= loss < _NEAR:
             kind, wide = sized, replace(problem, parametrisation=sized)
             params, _ = finish(kind.relax(params), wide, run, f"{stage}, sizes")
-        params = kind.read(params)
-    params, name = on_device(params), f"{stage}, polish"
+    return read_heads(params, kind, problem, run, stage)
+
+
+def read_heads(params: Params, kind: Relaxed, problem: Problem, run: Run, stage: str) -> Layer:
+    """What wider classes learned as a layer of the class asked for, descended there where that is
+    not exact."""
+    narrow = replace(problem, parametrisation=Projected(kind.architecture))
+    params, name = on_device(kind.read(params) if kind.frees_any else params), f"{stage}, polish"
     loss = loss_of(params, narrow)
     if ROUNDING <= loss < _READABLE and kind.frees_any:  # that reading has left
         params, _ = finish(params, narrow, run, name)
