@@ -278,7 +278,13 @@ MODELS = {
     ),
     "XGLM": (
         "xglm",
-        {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 16},
+        {
+            "d_model": 32,
+            "attention_heads": 4,
+            "num_layers": 2,
+            "ffn_dim": 16,
+            "num_key_value_heads": None,
+        },
         1,
         {"logit_scale"},
     ),
