@@ -94,7 +94,7 @@ def begin_run(page, **settings):
     """Ask for a run, and wait until it is the one on the page."""
     before = page.locator("#run-heading").text_content()
     ask(page, **settings)
-    expect(page.locator("#run-heading")).not_to_have_text(before)
+    expect(page.locator("#run-heading")).not_to_have_text(before, timeout=MINUTE)
 
 
 def scrolls_sideways(page):
@@ -145,7 +145,7 @@ def test_a_box_is_asked_while_one_watches(page):
     expect(page.locator("#ask_box")).to_be_checked()
     before = page.locator("#run-heading").text_content()
     page.get_by_role("button", name="Learn it").click()
-    expect(page.locator("#run-heading")).not_to_have_text(before)
+    expect(page.locator("#run-heading")).not_to_have_text(before, timeout=MINUTE)
     expect(page.locator("#state")).to_have_text("RECOVERED", timeout=MINUTE)
     expect(page.locator("#asked-calls")).to_contain_text("40 of at most 40 calls")
     expect(page.locator("#asked-heads")).to_have_text("6 heads found.")
@@ -186,7 +186,7 @@ def test_a_block_is_learned_while_one_watches(page):
     page.get_by_label("Do not tell it the number of heads and neurons").uncheck()
     before = page.locator("#run-heading").text_content()
     page.get_by_role("button", name="Learn it").click()
-    expect(page.locator("#run-heading")).not_to_have_text(before)
+    expect(page.locator("#run-heading")).not_to_have_text(before, timeout=MINUTE)
     expect(page.locator("#setting")).to_contain_text("1 head, 4 neurons, d = 4")
     neurons = page.locator('[data-found="neurons"]')
     expect(neurons).to_contain_text("the student has 12", timeout=MINUTE)
