@@ -29,6 +29,8 @@ HOPELESS = 1e-2
 _OFF = 30.0
 # What leaving out a neuron may change, from bold to careful; of an exact block, next to nothing.
 _TOLERANCES, _SURELY_NOTHING = (3e-5, 1e-7), 1e-14
+# Error up to which an exact block's neurons are asked for fewer: what is left is for descent.
+_CLEARLY = 1e-12
 # Steps of Gauss-Newton before it is looked whether fewer neurons do, and where none can go.
 _FIRST_STEPS, _STEPS = 20, 60
 # How often it is looked.
@@ -127,7 +129,7 @@ def shrink(block: Block, data: Subsets, run: Run, options: BlockOptions) -> Bloc
         smaller = prune(block, data.train, _SURELY_NOTHING)
         if _is_as_large(smaller, block):
             if can_distil(block):
-                smaller = distil(block, data.exact, data.train, run, at_once=1)
+                smaller = distil(block, max(data.exact, _CLEARLY), data.train, run, at_once=1)
             else:
                 smaller = prune(block, data.train, _TOLERANCES[0])
         if _is_as_large(smaller, block):
