@@ -101,7 +101,7 @@ def parity(m: int, d: int) -> Teacher:
 @dataclass(frozen=True)
 class Line:
     """goal: the largest parameter error that counts. examples: so many random sequences in all, in
-    place of questions. processor_limit: seconds of the processor that a run has."""
+    place of questions, of `inputs`. processor_limit: seconds of the processor that a run has."""
 
     teacher: Teacher
     d: int
@@ -110,6 +110,7 @@ class Line:
     heads: int | str = "auto"
     options: dict[str, Any] = field(default_factory=dict)
     examples: int | None = None
+    inputs: str = "any"
     processor_limit: float | None = None
 
 
@@ -166,9 +167,10 @@ LINES |= {
 }
 # As many as the median of what was asked of the same layers above.
 LINES |= {
-    f"parity, {m} heads, d = 12, random, {calls} calls": Line(
-        parity(m, 12), 12, 1e-6, heads=m, examples=calls, processor_limit=10.0
+    f"parity, {m} heads, d = 12, {name}, {calls} calls": Line(
+        parity(m, 12), 12, 1e-6, heads=m, examples=calls, inputs=inputs, processor_limit=10.0
     )
+    for name, inputs in (("random", "any"), ("cube", "cube"))
     for m, calls in ((4, 297), (6, 408), (8, 519))
 }
 SHAPES = [(3, 12, 0.3), (2, 6, 20.0), (4, 16, 3.0)]
@@ -272,14 +274,15 @@ def ask(line: Line, truth: Any, seed: int, options: dict[str, Any]) -> Record:
 
 
 def fit_random(line: Line, truth: Any, seed: int, options: dict[str, Any]) -> Record:
-    """All sequences of the budget at once, of a size that makes attention neither flat nor sharp.
-
-    Where answers say what that size is, as `extract` finds it, the asking counts."""
+    """All sequences of the budget at once, where tokens have any size, of a size that makes
+    attention neither flat nor sharp: it is asked for as `extract` does, and that counts."""
     assert line.examples is not None
-    rng, tokens = np.random.default_rng([seed, 23]), make_domain("any", line.d)
-    sizes = LADDER[:, None, None] * tokens.draw(1, LENGTH, 1.0, rng)
-    size = half_sharp_size(LADDER, truth(sizes))
-    x = tokens.draw(line.examples - len(LADDER), LENGTH, size, rng)
+    rng, tokens = np.random.default_rng([seed, 23]), make_domain(line.inputs, line.d)
+    count, size = line.examples, 1.0
+    if tokens.is_continuous:
+        sizes = LADDER[:, None, None] * tokens.draw(1, LENGTH, 1.0, rng)
+        count, size = count - len(LADDER), half_sharp_size(LADDER, truth(sizes))
+    x = tokens.draw(count, LENGTH, size, rng)
     learner = mha.AttentionRegressor(line.heads, random_state=seed, **options)
     found = learner.fit(x, truth(x)).solution_
     return {
