@@ -94,7 +94,7 @@ HARD = """## What is hard
 
 Parity layers of four heads and more are out of reach of every learner here from random examples of
 two +-1 tokens ([hard layers](hard.md)). They fall to a few hundred calls, as the table shows: the
-hardness is that of random examples, not of the layers. {beside}
+hardness is that of such examples, not of the layers. {beside}
 """
 
 PAPERS = """## What papers have, and what is ours
