@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is a package there
 
@@ -24,6 +25,7 @@ from scipy.stats import norm
 import mhalearn as mha
 from benchmarks import RESULTS
 from benchmarks.ledger import Ledger, Record, finite, seed_range
+from mhalearn.learners.queries.domain import half_sharp_size, make_domain
 
 Teacher = Callable[[int], Any]
 Answers = Callable[[Any], Callable[[np.ndarray], np.ndarray]]
@@ -98,7 +100,8 @@ def parity(m: int, d: int) -> Teacher:
 
 @dataclass(frozen=True)
 class Line:
-    """goal: the largest parameter error that counts."""
+    """goal: the largest parameter error that counts. examples: so many random sequences in all, in
+    place of questions, of `inputs`. processor_limit: seconds of the processor that a run has."""
 
     teacher: Teacher
     d: int
@@ -106,6 +109,9 @@ class Line:
     box: Answers = all_outputs
     heads: int | str = "auto"
     options: dict[str, Any] = field(default_factory=dict)
+    examples: int | None = None
+    inputs: str = "any"
+    processor_limit: float | None = None
 
 
 FULL = {"max_calls": 40}
@@ -127,9 +133,14 @@ LINES = {
         heads=8,
         options={"max_calls": 64, "plan": "random", "max_seconds": 400.0},
     ),
-    "8 heads, d = 16, scale 6, algebra": Line(teacher(8, 16, 6.0), 16, 1e-10),
+    "8 heads, d = 16, scale 6, algebra": Line(teacher(8, 16, 6.0), 16, 1e-10, processor_limit=75.0),
     "8 heads, d = 16, scale 6, cube": Line(
-        teacher(8, 16, 6.0), 16, 1e-10, heads=8, options={"max_calls": 64, "inputs": "cube"}
+        teacher(8, 16, 6.0),
+        16,
+        1e-10,
+        heads=8,
+        options={"max_calls": 64, "inputs": "cube"},
+        processor_limit=75.0,
     ),
     "6 heads, d = 8, cube": Line(
         teacher(6, 8), 8, 1e-12, heads=6, options={"max_calls": 40, "inputs": "cube"}
@@ -154,6 +165,14 @@ LINES |= {
     )
     for m in (4, 6)
 }
+# As many as the median of what was asked of the same layers above.
+LINES |= {
+    f"parity, {m} heads, d = 12, {name}, {calls} calls": Line(
+        parity(m, 12), 12, 1e-6, heads=m, examples=calls, inputs=inputs, processor_limit=10.0
+    )
+    for name, inputs in (("random", "any"), ("cube", "cube"))
+    for m, calls in ((4, 297), (6, 408), (8, 519))
+}
 SHAPES = [(3, 12, 0.3), (2, 6, 20.0), (4, 16, 3.0)]
 LINES |= {
     f"{m} heads, d = {d}, scale {scale:g}": Line(
@@ -172,7 +191,12 @@ NARROW = {"head_dim": 8, "max_calls": 90, "max_seconds": 60.0}
 LINES |= {
     "8 heads of 8, d = 64": Line(teacher(8, 64, head_dim=8), 64, 1e-12, options=NARROW),
     "8 heads of 8, d = 64, random": Line(
-        teacher(8, 64, head_dim=8), 64, 1e-12, heads=8, options=NARROW | {"plan": "random"}
+        teacher(8, 64, head_dim=8),
+        64,
+        1e-12,
+        heads=8,
+        options=NARROW | {"max_calls": 86, "plan": "random"},
+        processor_limit=60.0,
     ),
 }
 # 16 tokens: shorter sequences hardly show the slowest of four frequencies.
@@ -202,10 +226,29 @@ LINES |= {
     for r, d in RANKS
 }
 SECONDS = 240.0
+# Tokens of a sequence; sizes in which one is asked about, for that of random ones.
+LENGTH, LADDER = 8, np.array([0.06, 0.12, 0.25, 0.5, 2.0])
 
 
 def measure(line: Line, seed: int) -> Record:
     truth = line.teacher(seed)
+    options = {"max_seconds": SECONDS} | line.options
+    began, cpu = time.monotonic(), time.process_time()
+    if line.processor_limit is None:
+        found = ask(line, truth, seed, options)
+    else:
+        # Of a busy machine a clock says little: runs read seconds of the processor in its place.
+        options["max_seconds"] = line.processor_limit
+        with patch("time.monotonic", time.process_time):
+            found = (ask if line.examples is None else fit_random)(line, truth, seed, options)
+    return found | {
+        "seconds": time.monotonic() - began,
+        "processor_seconds": time.process_time() - cpu,
+        "processor_limit": line.processor_limit,
+    }
+
+
+def ask(line: Line, truth: Any, seed: int, options: dict[str, Any]) -> Record:
     box = line.box(truth)
 
     def answer(x: np.ndarray) -> np.ndarray:
@@ -214,8 +257,6 @@ def measure(line: Line, seed: int) -> Record:
         # A sequence of one token is all attention on it; layers here want two.
         return (x[:, 0] @ truth.w.sum(axis=0)).astype(np.float64)
 
-    began, cpu = time.monotonic(), time.process_time()
-    options = {"max_seconds": SECONDS} | line.options
     found = mha.extract(answer, line.d, line.heads, seed=seed, **options)
     error = mha.compare(found.layer, truth).max_error
     return {
@@ -229,8 +270,30 @@ def measure(line: Line, seed: int) -> Record:
         "over_limit": found.calls / limit(truth, line, found),
         "condition": None if found.algebra is None else found.algebra.heads.condition,
         "over_bound": bound_ratio(found, truth),
-        "seconds": time.monotonic() - began,
-        "processor_seconds": time.process_time() - cpu,
+    }
+
+
+def fit_random(line: Line, truth: Any, seed: int, options: dict[str, Any]) -> Record:
+    """All sequences of the budget at once, where tokens have any size, of a size that makes
+    attention neither flat nor sharp: it is asked for as `extract` does, and that counts."""
+    assert line.examples is not None
+    rng, tokens = np.random.default_rng([seed, 23]), make_domain(line.inputs, line.d)
+    count, size = line.examples, 1.0
+    if tokens.is_continuous:
+        sizes = LADDER[:, None, None] * tokens.draw(1, LENGTH, 1.0, rng)
+        count, size = count - len(LADDER), half_sharp_size(LADDER, truth(sizes))
+    x = tokens.draw(count, LENGTH, size, rng)
+    learner = mha.AttentionRegressor(line.heads, random_state=seed, **options)
+    found = learner.fit(x, truth(x)).solution_
+    return {
+        "error": finite(mha.compare(found.layer, truth).max_error),
+        "outcome": found.outcome.name,
+        "heads": found.layer.n_heads,
+        "calls": line.examples,
+        "tokens": line.examples * LENGTH,
+        "scalars": line.examples * LENGTH * truth.out_dim,
+        "random_starts": True,
+        "over_limit": line.examples / truth.architecture.counting_limit(LENGTH),
     }
 
 

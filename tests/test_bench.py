@@ -155,3 +155,11 @@ def test_the_command_ends_as_the_comparison_does(code, tmp_path, monkeypatch):
     script.write_text(f"raise SystemExit({code})")
     monkeypatch.chdir(tmp_path)
     assert run(["bench"]) == code
+
+
+def test_powers_of_a_law_in_rank_and_features_are_found(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS.parent))
+    ranks = importlib.import_module("benchmarks.pages.query_ranks")
+    law = [5.0 * r**0.5 * d**2 for r, d in ranks.RANKS]
+    assert ranks.fit_powers(law) == pytest.approx((0.5, 2.0, 1.0))
+    assert ranks.fit_powers([2 * law[0], *law[1:]])[2] > 1.1  # one that is off says so

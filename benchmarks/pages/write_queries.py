@@ -9,8 +9,9 @@ import numpy as np
 
 from benchmarks import DOCS
 from benchmarks.ledger import Record, read_runs
-from benchmarks.queries import LINES, RANKS, Line, all_outputs, published
-from mhalearn.layer.architecture import Architecture
+from benchmarks.pages.prose import reflow
+from benchmarks.pages.query_ranks import write_ranks
+from benchmarks.queries import LINES, Line, all_outputs, published
 
 OUT = DOCS / "queries.md"
 
@@ -91,9 +92,9 @@ which it was. So do heads as decoders have them (`rope`, `kv_heads`, `window`, `
 
 HARD = """## What is hard
 
-Parity layers are out of reach of every learner here from random examples ([hard layers](hard.md)).
-They fall to a few hundred calls, as the table shows: the hardness is that of random examples, not
-of the layers.
+Parity layers of four heads and more are out of reach of every learner here from random examples of
+two +-1 tokens ([hard layers](hard.md)). They fall to a few hundred calls, as the table shows: the
+hardness is that of such examples, not of the layers. {beside}
 """
 
 PAPERS = """## What papers have, and what is ours
@@ -131,7 +132,7 @@ def main() -> None:
         + "\n"
         + _table(read_runs("queries"))
         + "\n"
-        + _ranks(read_runs("queries"))
+        + write_ranks(read_runs("queries"))
         + "\n"
         + _conditioning(read_runs("query_conditioning"))
         + "\n"
@@ -139,7 +140,7 @@ def main() -> None:
         + "\n"
         + _plan(read_runs("plan"))
         + "\n"
-        + HARD
+        + reflow(HARD.format(beside=_beside(read_runs("queries"))))
         + "\n"
         + OPEN
         + "\n"
@@ -161,9 +162,12 @@ def _table(runs: list[Record]) -> str:
         "mean square over parameters, over the Cramer-Rao bound of the calls that were fitted,",
         "median. Over limit: most calls of a run over the counting limit of calls of that length,",
         "where it was recorded. Heads are told where starts are random. `random` and `cube` are",
-        "random sequences, Gaussian or +-1, with the same budget; of parity layers as many as 40",
-        "seconds allowed, fewer than turns took. Runs of 600 scalars have none to spare to certify",
-        "with, and of 12 bits none is called exact. "
+        "random sequences, Gaussian or +-1, with the same budget; of parity layers, where calls",
+        "are named, the median of what turns took, fitted at once (of Gaussian ones five calls",
+        "say of what size), and else as many as 40 seconds allowed, fewer.",
+        f"Limits in seconds of the processor, compilation among them: {_limits(runs)}; a run ends",
+        "when it has been judged, some seconds later. Runs of 600 scalars have none to spare to",
+        "certify with, and of 12 bits none is called exact. "
         f"Published at d = 8, six heads: {published(6, 8)} scalars.",
         "A recovered layer is asked about one shorter sequence where the budget allows it: a call",
         "that counts, and that rows of older code lack.",
@@ -178,13 +182,48 @@ def _table(runs: list[Record]) -> str:
         mine = [run for run in runs if run["line"] == name]
         if mine:
             lines.append(_row(name, line, mine))
-    return "\n".join(lines) + "\n"
+    return reflow("\n".join(lines) + "\n")
+
+
+def _limits(runs: list[Record]) -> str:
+    """The lines that were measured with a limit of the processor's time, by limit."""
+    limits = {run["line"]: run.get("processor_limit") for run in runs}
+    lines_of: dict[float, list[str]] = {}
+    for name in LINES:
+        if (limit := limits.get(name)) is not None:
+            lines_of.setdefault(limit, []).append(f"`{name}`")
+    return "; ".join(f"{limit:.0f} of {', '.join(lines_of[limit])}" for limit in sorted(lines_of))
+
+
+def _beside(runs: list[Record]) -> str:
+    """How parity layers fared from random sequences with the budget of turns."""
+    found, limits = {}, set()
+    for tokens, inputs in (("Gaussian", "any"), ("+-1", "cube")):
+        counts = []
+        for name, line in LINES.items():
+            if line.examples is None or line.inputs != inputs:
+                continue
+            mine = [run for run in runs if run["line"] == name]
+            good = sum(_error(run) <= line.goal for run in mine)
+            counts.append(f"{good}/{len(mine)} at {line.heads} heads")
+            limits |= {f"{run['processor_limit']:.0f}" for run in mine}
+        found[tokens] = ", ".join(counts)
+    return (
+        "Of as many random sequences of eight tokens, fitted in "
+        f"{' or '.join(sorted(limits))} seconds of the processor, the solver found "
+        + "; ".join(f"{counts} ({tokens})" for tokens, counts in found.items())
+        + ". With more time it may find more."
+    )
+
+
+def _error(run: Record) -> float:
+    return np.inf if run.get("error") is None else run["error"]
 
 
 def _row(name: str, line: Line, runs: list[Record]) -> str:
     """What rounding of doubles leaves is no noise with a bound: exact answers have none."""
     goal, exact = line.goal, line.box is all_outputs
-    errors = [np.inf if run.get("error") is None else run["error"] for run in runs]
+    errors = [_error(run) for run in runs]
     good = sum(error <= goal for error in errors)
     recovered = sum(run.get("outcome") == "RECOVERED" for run in runs)
     over = [] if exact else [run["over_bound"] for run in runs if run.get("over_bound")]
@@ -212,33 +251,6 @@ def _row(name: str, line: Line, runs: list[Record]) -> str:
 
 def _most_over_limit(runs: list[Record]) -> float:
     return max((run["over_limit"] for run in runs if run.get("over_limit")), default=0.0)
-
-
-def _ranks(runs: list[Record]) -> str:
-    lines = [
-        "**Scalars against rank.** Four heads of rank r, a box that answers with the 4 r numbers",
-        "that they write; medians, and all that was asked. Where a box answers with all",
-        "d outputs, they",
-        "lie in those 4 r dimensions, and as many more numbers come back for the same calls.",
-        "",
-        "![scalars against rank times features](images/query_ranks.svg)",
-        "",
-        "| r | d | recovered | worst error | unknowns | scalars | scalars over 4 r d |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for r, d in RANKS:
-        mine = [run for run in runs if run["line"] == f"4 heads of rank {r}, d = {d}"]
-        if not mine:
-            continue
-        scalars = float(np.median([run["scalars"] for run in mine]))
-        unknowns = Architecture(d, 4, r, 4 * r).count()
-        recovered = sum(run["outcome"] == "RECOVERED" for run in mine)
-        worst = max(np.inf if run["error"] is None else run["error"] for run in mine)
-        lines.append(
-            f"| {r} | {d} | {recovered}/{len(mine)} | {worst:.0e} | {unknowns} | {scalars:.0f} "
-            f"| {scalars / (4 * r * d):.1f} |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 def _design(runs: list[Record]) -> str:
