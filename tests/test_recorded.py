@@ -14,7 +14,7 @@ from mhalearn.layer.batches import pack_sequences
 from mhalearn.layer.factored import Factored
 from mhalearn.run.run import Run
 from mhalearn.solvers.gauss_newton import loss_of
-from mhalearn.solvers.polish import _may_eliminate, minimise
+from mhalearn.solvers.polish import may_eliminate, minimise
 from mhalearn.solvers.scaled_problem import make_problem
 
 D, H, M, K = 16, 2, 3, 12
@@ -80,7 +80,7 @@ def descend(layer, examples, monkeypatch, cg_steps):
     short = replace(gauss_newton.CUT_SHORT, cg_steps=cg_steps)
     monkeypatch.setattr(polish, "CUT_SHORT", short)
     problem, run = problem_of(examples, layer), Run()
-    assert _may_eliminate(problem)
+    assert may_eliminate(problem)
     rng = np.random.default_rng(1)
     near = layer.replace(theta=layer.theta * (1 + 0.02 * rng.standard_normal(layer.theta.shape)))
     start = problem.parametrisation.from_layer(near, problem.units)
@@ -120,8 +120,8 @@ def test_without_rows_to_spare_nothing_is_eliminated():
     columns = M * D + 1
     few, many = (zipf_examples(layer, n) for n in (20, 40))
     assert few.lengths.sum() < 4 * columns <= many.lengths.sum()
-    assert not _may_eliminate(problem_of(few, layer))
-    assert _may_eliminate(problem_of(many, layer))
+    assert not may_eliminate(problem_of(few, layer))
+    assert may_eliminate(problem_of(many, layer))
 
 
 def test_words_are_split_into_the_longest_pieces_of_the_vocabulary(tmp_path):
