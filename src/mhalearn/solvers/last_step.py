@@ -55,6 +55,10 @@ class Memory:
         self.uses = self.uses + 1 if known.metric else 1
         self.theta, self.ridge, self.single, self.last = params.theta, ridge, single, last
 
+    def forget(self) -> None:
+        """So that the next step is the one that a resumed run, which knows nothing, takes."""
+        self.theta = self.last = None
+
 
 def _nothing(params: DenseHeads, single: bool) -> LastStep:
     """Zeros: arrays of the host, which compile no program."""

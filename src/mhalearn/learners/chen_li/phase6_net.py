@@ -107,6 +107,7 @@ def _descend_in_span(
             break
         state = take_step(state, problem, span=basis)
         run.checkpoint.record(name, (step + 1, state))
+        problem.last_step.forget()
         lowest = float(np.nanmin(np.asarray(state.loss)))
         run.emit("phase 6: net", step, lowest, at_hand=partial(best_layer, state, problem))
     return np.asarray(state.params.theta)
