@@ -194,6 +194,8 @@ def eliminate_writers(
         counted = len(heads.query)
         heads = merge_heads(found.params, ALIKE, SAME, most=most)
         loss = loss_of(heads, problem)
+        if found.loss < NOTHING_LEFT < loss:  # small or similar, and true all the same
+            return found.params, found.loss
         if len(heads.query) == counted:
             break
     return heads, loss
